@@ -1,0 +1,116 @@
+"""Forward pass of flash attention: an online softmax over tiles of keys.
+
+    output = softmax(scale query key^T) value,   logsumexp = log sum exp(scale query key^T)
+
+over the keys that a query sees: t - left <= s <= t + right, s < key_lengths[b], t < query_lengths[b].
+query (B, T, N, H), key (B, S, K, H), value (B, S, K, V), output (B, T, N, V): float32, bfloat16 or
+float16; logsumexp (B, N, T) float32, natural. A query that sees nothing gets 0 and -inf.
+Products accumulate in float32 and statistics are float32; the weights are rounded to value's dtype
+before the second product, and the output once, at its store.
+
+Source: Dao, FlashAttention-2, https://arxiv.org/abs/2307.08691, algorithm 1.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels_triton.attention.tiles import (
+    columns,
+    dot_parts,
+    key_range,
+    load,
+    store,
+    visible,
+)
+
+
+@triton.jit
+def attention_forward(
+    query_ptr, key_ptr, value_ptr, query_lengths_ptr, key_lengths_ptr,
+    T, S, K, scale, left, right,
+    output_ptr, logsumexp_ptr,
+    GROUP: tl.constexpr, HAS_QUERY_LENGTHS: tl.constexpr, HAS_KEY_LENGTHS: tl.constexpr,
+    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
+    H: tl.constexpr, H_0: tl.constexpr, H_1: tl.constexpr,
+    V: tl.constexpr, V_0: tl.constexpr, V_1: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program makes BLOCK_M rows of one head's output and logsumexp.
+
+    Logits are kept in units of log2, for exp2 is one instruction: `scale`, positive, has log2(e) in
+    it. Grid: (B * N * cdiv(T, BLOCK_M),).
+    """
+    N = K * GROUP
+    pid = tl.program_id(0)
+    tiles_m = tl.cdiv(T, BLOCK_M)
+    m = pid % tiles_m
+    if HAS_RIGHT:
+        m = tiles_m - 1 - m  # later rows see more keys: start the long programs first
+    n = (pid // tiles_m) % N
+    k = n // GROUP
+    b = (pid // tiles_m // N).to(tl.int64)
+    query_end = T
+    if HAS_QUERY_LENGTHS:
+        query_end = tl.minimum(T, tl.load(query_lengths_ptr + b))
+    key_end = S
+    if HAS_KEY_LENGTHS:
+        key_end = tl.minimum(S, tl.load(key_lengths_ptr + b))
+
+    first = m * BLOCK_M
+    offs_m = first + tl.arange(0, BLOCK_M)
+    inside = (offs_m < query_end)[:, None]
+    rows = tl.arange(0, BLOCK_M)[:, None]
+    row_number = b * T + first
+    query_row = query_ptr + row_number * (N * H) + n * H + rows * (N * H)
+    h0, h1 = columns(0, H_0)[None, :], columns(H_0, H_1)[None, :]
+    query0 = load(query_row, inside, h0, H, H_0, True)
+    query1 = load(query_row, inside, h1, H, H_0 + H_1, True) if H_1 > 0 else query0
+    key_ptr += b * S * (K * H) + k * H
+    value_ptr += b * S * (K * V) + k * V
+
+    begin, full_begin, full_end, end = key_range(
+        first, query_end, key_end, left, right, HAS_LEFT, HAS_RIGHT, BLOCK_M, BLOCK_N
+    )
+    offs_n = tl.arange(0, BLOCK_N)
+    v0, v1 = columns(0, V_0)[None, :], columns(V_0, V_1)[None, :]
+    acc0 = tl.zeros([BLOCK_M, V_0], tl.float32)
+    acc1 = tl.zeros([BLOCK_M, V_1 if V_1 > 0 else 16], tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    peak = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    for start in range(begin, end, BLOCK_N):
+        in_range = start + offs_n < key_end
+        key_row = key_ptr + tl.cast(start, tl.int64) * (K * H) + offs_n[None, :] * (K * H)
+        key0 = load(key_row, in_range[None, :], h0.trans(), H, H_0, True)
+        key1 = load(key_row, in_range[None, :], h1.trans(), H, H_0 + H_1, True) if H_1 > 0 else key0
+        logits = dot_parts(query0, query1, key0, key1, H_1, PRECISION)
+        if (start < full_begin) | (start >= full_end):
+            mask = visible(
+                offs_m[:, None], (start + offs_n)[None, :], key_end, left, right, HAS_LEFT, HAS_RIGHT
+            )
+            logits = tl.where(mask, logits, -float("inf"))
+        new_peak = tl.maximum(peak, tl.max(logits, 1) * scale)
+        # While a row has seen nothing its peak is -inf, and -inf - -inf would be NaN.
+        shift = tl.where(new_peak == -float("inf"), 0.0, new_peak)
+        weights = tl.exp2(logits * scale - shift[:, None])
+        decay = tl.exp2(peak - shift)
+        total = total * decay + tl.sum(weights, 1)
+        peak = new_peak
+        value_row = value_ptr + tl.cast(start, tl.int64) * (K * V) + offs_n[:, None] * (K * V)
+        value0 = load(value_row, in_range[:, None], v0, V, V_0, True)
+        weights = weights.to(value0.dtype)
+        acc0 = tl.dot(weights, value0, acc0 * decay[:, None], input_precision=PRECISION)
+        if V_1 > 0:
+            value1 = load(value_row, in_range[:, None], v1, V, V_0 + V_1, True)
+            acc1 = tl.dot(weights, value1, acc1 * decay[:, None], input_precision=PRECISION)
+
+    seen = inside & (total > 0)[:, None]
+    share = tl.where(total > 0, 1 / total, 0.0)[:, None]
+    in_array = (offs_m < T)[:, None]
+    output_row = output_ptr + row_number * (N * V) + n * V + rows * (N * V)
+    store(output_row, in_array, v0, tl.where(seen, acc0 * share, 0.0), V, V_0)
+    if V_1 > 0:
+        store(output_row, in_array, v1, tl.where(seen, acc1 * share, 0.0), V, V_0 + V_1)
+    LN_2: tl.constexpr = 0.6931471805599453
+    logsumexp = tl.where(offs_m < query_end, (peak + tl.log2(total)) * LN_2, -float("inf"))
+    logsumexp_ptr += (b * N + n) * T + first
+    tl.store(logsumexp_ptr + tl.arange(0, BLOCK_M), logsumexp, mask=offs_m < T)

@@ -1,0 +1,95 @@
+"""Pieces that the attention kernels share: loads, stores, visibility, products of two-part widths."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def visible(
+    offs_t, offs_s, key_end, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr
+):
+    """Where the key s < key_end is visible from the query t: t - left <= s <= t + right."""
+    mask = offs_s < key_end
+    if HAS_LEFT:
+        mask = mask & (offs_s >= offs_t - left)
+    if HAS_RIGHT:
+        mask = mask & (offs_s <= offs_t + right)
+    return mask
+
+
+@triton.jit
+def columns(START: tl.constexpr, WIDTH: tl.constexpr):
+    """Column numbers of one part of a row; a part of width 0 is never used."""
+    return START + tl.arange(0, WIDTH if WIDTH > 0 else 16)
+
+
+@triton.jit
+def load(
+    row_ptr, row_mask, offs_h, SIZE: tl.constexpr, END: tl.constexpr, MASK_ROWS: tl.constexpr
+):
+    """Loads a tile: `row_ptr` and `row_mask` point along one axis, `offs_h` along the other.
+
+    SIZE is the true width of a row, END where the tile's columns end; rows need a mask only where
+    MASK_ROWS says so. What is masked reads as 0.
+    """
+    if END > SIZE:
+        mask = (offs_h < SIZE) & row_mask if MASK_ROWS else offs_h < SIZE
+        x = tl.load(row_ptr + offs_h, mask=mask, other=0.0)
+    elif MASK_ROWS:
+        x = tl.load(row_ptr + offs_h, mask=row_mask, other=0.0)
+    else:
+        x = tl.load(row_ptr + offs_h)
+    return x
+
+
+@triton.jit
+def store(row_ptr, row_mask, offs_h, x, SIZE: tl.constexpr, END: tl.constexpr):
+    """Stores the part of a tile that lies inside the array, rounding to the array's dtype."""
+    mask = row_mask & (offs_h < SIZE) if END > SIZE else row_mask
+    tl.store(row_ptr + offs_h, x.to(row_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def dot_parts(a0, a1, b0, b1, PART_1: tl.constexpr, PRECISION: tl.constexpr):
+    """a0 b0 + a1 b1 in float32; the second term only where its width PART_1 is not 0."""
+    product = tl.dot(a0, b0, input_precision=PRECISION)
+    if PART_1 > 0:
+        product = tl.dot(a1, b1, product, input_precision=PRECISION)
+    return product
+
+
+@triton.jit
+def load_statistics(logsumexp_ptr, delta_ptr, offs_m, query_end):
+    """Loads a tile's logsumexp, in units of log2, and delta; rows without weights get +inf."""
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    inside = offs_m < query_end
+    logsumexp = tl.load(logsumexp_ptr + offs_m, mask=inside, other=-float("inf")) * LOG2_E
+    logsumexp = tl.where(logsumexp == -float("inf"), float("inf"), logsumexp)
+    return logsumexp, tl.load(delta_ptr + offs_m, mask=inside, other=0.0)
+
+
+@triton.jit
+def key_range(
+    first, query_end, key_end, left, right,
+    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The keys that the queries first to first + BLOCK_M - 1 see: (begin, full_begin, full_end, end).
+
+    Those from begin to end are visible from some row, those from full_begin to full_end from all.
+    All but `end` are multiples of BLOCK_N.
+    """
+    begin = tl.full([], 0, tl.int32)
+    full_begin = begin
+    end = key_end
+    full_end = key_end
+    if HAS_LEFT:
+        begin = tl.maximum(first - left, 0) // BLOCK_N * BLOCK_N
+        full_begin = tl.cdiv(tl.maximum(first + BLOCK_M - 1 - left, 0), BLOCK_N) * BLOCK_N
+    if HAS_RIGHT:
+        end = tl.minimum(end, first + BLOCK_M + right)
+        full_end = tl.minimum(full_end, first + right + 1)
+    if first >= query_end:
+        end = 0
+        full_end = 0
+    full_end = tl.maximum(full_end, 0) // BLOCK_N * BLOCK_N
+    return begin, full_begin, full_end, end

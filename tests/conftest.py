@@ -1,0 +1,37 @@
+"""Where the tests run: natively on a GPU, else in Triton's interpreter."""
+
+import concurrent.futures
+import multiprocessing
+import os
+from collections.abc import Iterator
+from unittest import mock
+
+import jax
+import pytest
+
+ON_GPU = jax.default_backend() == "gpu"
+if not ON_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, that is later
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+@pytest.fixture(params=["xla", "triton"])
+def implementation(request: pytest.FixtureRequest) -> str:
+    """One test body for every implementation."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def native() -> Iterator[concurrent.futures.ProcessPoolExecutor]:
+    """A process in which Triton compiles: `native.submit(function, *arguments).result()`.
+
+    Interpreter and compiler exclude each other in a process. The function must be one of a module.
+    """
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    context = multiprocessing.get_context("spawn")
+    with mock.patch.dict(os.environ, environment | {"JAX_PLATFORMS": "cpu"}, clear=True):
+        pool = concurrent.futures.ProcessPoolExecutor(1, mp_context=context)
+        pool.submit(os.getpid).result()  # the process starts now, in this environment
+    with pool:
+        yield pool

@@ -1,0 +1,138 @@
+"""Attention's value and gradients three ways: as asked for, in float64, and in plain JAX."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tests.numerics import assert_within_budget
+from tjk.ops import flash_attention
+from tjk.ops.attention import reference
+
+TF32_EPSILON = 2.0**-10  # truncation, not rounding
+NAMES = ("output", "logsumexp", "d_query", "d_key", "d_value")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Sizes of one problem: batch, lengths, heads, widths."""
+
+    B: int = 2
+    T: int = 65
+    S: int = 70
+    N: int = 2
+    K: int = 2
+    H: int = 16
+    V: int = 16
+
+
+@functools.cache
+def inputs(shape: Shape, seed: int = 0) -> tuple[np.ndarray, ...]:
+    """query, key, value, and cotangents of output and logsumexp (B, T, N), in float64."""
+    s = shape
+    draw = np.random.default_rng(seed).standard_normal
+    return (
+        draw((s.B, s.T, s.N, s.H)),
+        draw((s.B, s.S, s.K, s.H)),
+        draw((s.B, s.S, s.K, s.V)),
+        draw((s.B, s.T, s.N, s.V)),
+        draw((s.B, s.T, s.N)),
+    )
+
+
+def gradients(attend: Any, operands: Any, d_output: Any, d_logsumexp: Any) -> tuple[Any, ...]:
+    """Output, logsumexp and the gradients of query, key and value, each as named in NAMES."""
+
+    @jax.jit  # one compilation costs less than one for each operation
+    def run(operands: Any, d_output: Any, d_logsumexp: Any) -> tuple[Any, ...]:
+        (output, logsumexp), vjp = jax.vjp(attend, *operands)
+        return output, logsumexp, *vjp((d_output, d_logsumexp.astype(logsumexp.dtype)))
+
+    return run(tuple(operands), d_output, d_logsumexp)
+
+
+def check(
+    shape: Shape,
+    dtype: str,
+    implementation: str | None,
+    *,
+    scale: float | None = None,
+    precision: str | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> None:
+    """Fails unless output, logsumexp and all gradients are within the budget.
+
+    Where float32 products are TF32, as by default in Triton, the plain computation is of operands
+    with TF32's bits.
+    """
+    operands = [jnp.asarray(x, dtype) for x in inputs(shape, seed)[:3]]
+    cotangents = [jnp.asarray(inputs(shape, seed)[3], dtype), jnp.float32(inputs(shape, seed)[4])]
+    tf32 = dtype == "float32" and implementation == "triton" and precision != "highest"
+
+    actual = gradients(
+        functools.partial(
+            flash_attention,
+            scale=scale,
+            precision=precision,
+            implementation=implementation,
+            return_residual=True,
+            **options,
+        ),
+        operands,
+        *cotangents,
+    )
+    exact = in_dtype(operands, cotangents, "float64", scale, **options)
+    if tf32:
+        operands, cotangents[0] = map(_truncate, operands), _truncate(cotangents[0])
+    plain = in_dtype(operands, cotangents, dtype, scale, **options)
+    # The backward pass makes the weights again from a logsumexp that is kept in float32: its
+    # rounding, relative to 1 here, multiplies all weights of a row alike.
+    logsumexp = np.abs(exact[1][np.isfinite(exact[1])]).max(initial=0)
+    lost = {name: float(jnp.finfo(jnp.float32).eps) * logsumexp for name in NAMES[2:]}
+    for name, *values in zip(NAMES, actual, exact, plain):
+        inherent = lost.get(name, 0.0) + (TF32_EPSILON if tf32 else 0.0)
+        assert_within_budget(name, *values, inherent=inherent)
+
+
+def _truncate(x: jax.Array) -> np.ndarray:
+    return (np.asarray(x, np.float32).view(np.uint32) & 0xFFFFE000).view(np.float32)
+
+
+def in_dtype(
+    operands: Any,
+    cotangents: Any,
+    dtype: str,
+    scale: float | None = None,
+    is_causal: bool = False,
+    local_window_size: int | tuple[int, int] | None = None,
+    query_seq_lengths: Any = None,
+    key_value_seq_lengths: Any = None,
+    deterministic: bool = False,
+) -> tuple[jax.Array, ...]:
+    """The reference and its derivative by JAX, all in one dtype."""
+    window = local_window_size
+    left, right = (window, window) if window is None or isinstance(window, int) else window
+    if is_causal:
+        right = 0 if right is None else min(right, 0)
+
+    def attend(query: Any, key: Any, value: Any) -> tuple[Any, Any]:
+        output, logsumexp = reference.attention(
+            query,
+            key,
+            value,
+            None,
+            None,
+            query_seq_lengths,
+            key_value_seq_lengths,
+            scale=query.shape[-1] ** -0.5 if scale is None else scale,
+            window=(left, right),
+        )
+        return output, jnp.moveaxis(logsumexp, 1, 2)
+
+    with jax.enable_x64(True):
+        cast = [jnp.asarray(np.asarray(x), dtype) for x in (*operands, *cotangents)]
+        return jax.tree.map(np.asarray, gradients(attend, cast[:3], *cast[3:]))
