@@ -16,7 +16,7 @@ if not ON_GPU:
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
-@pytest.fixture(params=["xla", "triton"])
+@pytest.fixture(params=["xla", "triton"], scope="session")
 def implementation(request: pytest.FixtureRequest) -> str:
     """One test body for every implementation."""
     return request.param

@@ -11,6 +11,9 @@ from typing import Any
 
 import jax
 
+# A CUDA compute capability without its dot (86 for 8.6), or an AMD name ("gfx942").
+Arch = int | str
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Launch:
@@ -22,8 +25,8 @@ class Launch:
     Attributes:
         kernel: a function decorated with `triton.jit`.
         inputs: arrays (tracers while a program is traced, `jax.ShapeDtypeStruct` once recorded).
-        scalars: int for i32 (i64 beyond its range), float for fp32. They are run-time arguments:
-            another value needs no other compilation (Triton specialises an int that is 1).
+        scalars: int for i32 (u32 and i64 beyond its range), float for fp32. They are run-time
+            arguments: another value needs no other compilation (Triton specialises on a 1).
         outputs: shape and dtype of each output.
         grid: number of programs along each of at most three axes. With a zero in it nothing is
             launched.
@@ -36,8 +39,8 @@ class Launch:
             fold its axis into the batch.
         flops: floating-point operations of matrix products, tile padding counted.
         bytes: bytes that must cross device memory: each input and output once.
-        arch: what the tiles were chosen for: a CUDA compute capability such as 86, or an AMD name
-            such as "gfx942"; None where neither a GPU nor `tjk.executors.target` named one.
+        arch: what the tiles were chosen for; None where neither a GPU nor `tjk.executors.target`
+            named an architecture.
     """
 
     kernel: Any
@@ -52,7 +55,7 @@ class Launch:
     batched: bool = False
     flops: int = 0
     bytes: int = 0
-    arch: int | str | None = None
+    arch: Arch | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.constexprs, Mapping):

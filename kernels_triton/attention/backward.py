@@ -28,76 +28,20 @@ from kernels_triton.attention.tiles import (
 
 
 @triton.jit
-def _gather(
-    d_key0, d_key1, d_value0, d_value1, key0, key1, value0, value1, offs_n,
-    query_ptr, d_output_ptr, logsumexp_ptr, delta_ptr, d_query_ptr,
-    begin, full_begin, full_end, end, query_end, key_end, N, scale, left, right,
-    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, ADD_QUERY: tl.constexpr,
-    H: tl.constexpr, H_0: tl.constexpr, H_1: tl.constexpr,
-    V: tl.constexpr, V_0: tl.constexpr, V_1: tl.constexpr,
-    BLOCK_M: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Adds the gradients from the queries from begin to end; their tiles need masks if MASKED."""
-    rows = tl.arange(0, BLOCK_M)
-    h0, h1 = columns(0, H_0)[None, :], columns(H_0, H_1)[None, :]
-    v0, v1 = columns(0, V_0)[None, :], columns(V_0, V_1)[None, :]
-    for start in range(begin, end, BLOCK_M):
-        offs_m = start + rows
-        inside = (offs_m < query_end)[:, None]
-        query_row = query_ptr + tl.cast(start, tl.int64) * (N * H) + rows[:, None] * (N * H)
-        d_output_row = d_output_ptr + tl.cast(start, tl.int64) * (N * V) + rows[:, None] * (N * V)
-        query0 = load(query_row, inside, h0, H, H_0, True)
-        query1 = load(query_row, inside, h1, H, H_0 + H_1, True) if H_1 > 0 else query0
-        logsumexp, delta = load_statistics(logsumexp_ptr, delta_ptr, offs_m, query_end)
-        # Transposed, keys by queries: then both weights are left operands as they stand.
-        logits = dot_parts(key0, key1, tl.trans(query0), tl.trans(query1), H_1, PRECISION)
-        weights = tl.exp2(logits * scale - logsumexp[None, :])
-        if (start < full_begin) | (start >= full_end):
-            mask = visible(
-                offs_m[None, :], offs_n[:, None], key_end, left, right, HAS_LEFT, HAS_RIGHT
-            )
-            weights = tl.where(mask, weights, 0.0)
-        d_output0 = load(d_output_row, inside, v0, V, V_0, True)
-        d_output1 = load(d_output_row, inside, v1, V, V_0 + V_1, True) if V_1 > 0 else d_output0
-        rounded = weights.to(d_output0.dtype)
-        d_value0 = tl.dot(rounded, d_output0, d_value0, input_precision=PRECISION)
-        if V_1 > 0:
-            d_value1 = tl.dot(rounded, d_output1, d_value1, input_precision=PRECISION)
-        d_weights = dot_parts(
-            value0, value1, tl.trans(d_output0), tl.trans(d_output1), V_1, PRECISION
-        )
-        d_logits = (weights * (d_weights - delta[None, :])).to(query0.dtype)
-        d_key0 = tl.dot(d_logits, query0, d_key0, input_precision=PRECISION)
-        if H_1 > 0:
-            d_key1 = tl.dot(d_logits, query1, d_key1, input_precision=PRECISION)
-        if ADD_QUERY:
-            # Rows and columns outside of the array have gradient 0: added to the last inside, they
-            # need no mask, which would be a branch for each element.
-            last = tl.minimum(rows, query_end - 1 - start)[:, None]
-            d_query_row = d_query_ptr + tl.cast(start, tl.int64) * (N * H) + last * (N * H)
-            d_logits = tl.trans(d_logits)
-            d_query0 = tl.dot(d_logits, key0, input_precision=PRECISION)
-            tl.atomic_add(d_query_row + tl.minimum(h0, H - 1), d_query0, sem="relaxed")
-            if H_1 > 0:
-                d_query1 = tl.dot(d_logits, key1, input_precision=PRECISION)
-                tl.atomic_add(d_query_row + tl.minimum(h1, H - 1), d_query1, sem="relaxed")
-    return d_key0, d_key1, d_value0, d_value1
-
-
-@triton.jit
 def _backward(
     query_ptr, key_ptr, value_ptr, query_lengths_ptr, key_lengths_ptr,
     logsumexp_ptr, delta_ptr, d_output_ptr,
-    T, S, K, scale, scale_log2, left, right,
+    T, S, scale, scale_log2, left, right,
     d_key_ptr, d_value_ptr, d_query_ptr,
-    GROUP: tl.constexpr, HAS_QUERY_LENGTHS: tl.constexpr, HAS_KEY_LENGTHS: tl.constexpr,
+    K: tl.constexpr, GROUP: tl.constexpr,
+    HAS_QUERY_LENGTHS: tl.constexpr, HAS_KEY_LENGTHS: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, ADD_QUERY: tl.constexpr,
     H: tl.constexpr, H_0: tl.constexpr, H_1: tl.constexpr,
     V: tl.constexpr, V_0: tl.constexpr, V_1: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Makes BLOCK_N rows of one key head's d_key and d_value; adds to d_query if ADD_QUERY."""
-    N = K * GROUP
+    N: tl.constexpr = K * GROUP
     pid = tl.program_id(0)
     tiles_n = tl.cdiv(S, BLOCK_N)
     first = (pid % tiles_n) * BLOCK_N
@@ -118,28 +62,26 @@ def _backward(
     v0, v1 = columns(0, V_0)[None, :], columns(V_0, V_1)[None, :]
     key_row = key_ptr + row_number * (K * H) + k * H + rows * (K * H)
     value_row = value_ptr + row_number * (K * V) + k * V + rows * (K * V)
-    key0 = load(key_row, inside, h0, H, H_0, True)
-    key1 = load(key_row, inside, h1, H, H_0 + H_1, True) if H_1 > 0 else key0
-    value0 = load(value_row, inside, v0, V, V_0, True)
-    value1 = load(value_row, inside, v1, V, V_0 + V_1, True) if V_1 > 0 else value0
+    key0 = load(key_row, inside, h0, H, H_0)
+    key1 = load(key_row, inside, h1, H, H_0 + H_1) if H_1 > 0 else key0
+    value0 = load(value_row, inside, v0, V, V_0)
+    value1 = load(value_row, inside, v1, V, V_0 + V_1) if V_1 > 0 else value0
 
-    # Queries from begin to end see some key of the tile, those from full_begin to full_end all.
-    begin = tl.full([], 0, tl.int32)
-    full_begin = begin
+    # Queries from begin to end see some key of the tile; a tile of queries that starts between
+    # full_begin and full_end sees all of them.
+    begin, full_begin = 0, 0
     end = query_end
-    full_end = end
+    full_end = query_end
     if HAS_RIGHT:
         begin = tl.maximum(first - right, 0) // BLOCK_M * BLOCK_M
-        full_begin = tl.cdiv(tl.maximum(first + BLOCK_N - 1 - right, 0), BLOCK_M) * BLOCK_M
+        full_begin = first + BLOCK_N - 1 - right
     if HAS_LEFT:
         end = tl.minimum(end, first + BLOCK_N + left)
-        full_end = tl.maximum(tl.minimum(end, first + left + 1), 0) // BLOCK_M * BLOCK_M
+        full_end = first + left + 2 - BLOCK_M
     if first >= key_end:
         end = 0
     if first + BLOCK_N > key_end:
-        full_begin = tl.maximum(full_begin, end)
-        full_begin = tl.cdiv(full_begin, BLOCK_M) * BLOCK_M
-    full_end = tl.minimum(full_end, end)
+        full_begin = end
 
     d_key0 = tl.zeros([BLOCK_N, H_0], tl.float32)
     d_key1 = tl.zeros([BLOCK_N, H_1 if H_1 > 0 else 16], tl.float32)
@@ -152,12 +94,46 @@ def _backward(
         d_query_n = d_query_ptr + b * T * (N * H) + n * H
         logsumexp_n = logsumexp_ptr + (b * N + n) * T
         delta_n = delta_ptr + (b * N + n) * T
-        d_key0, d_key1, d_value0, d_value1 = _gather(
-            d_key0, d_key1, d_value0, d_value1, key0, key1, value0, value1, offs_n,
-            query_n, d_output_n, logsumexp_n, delta_n, d_query_n,
-            begin, full_begin, full_end, end, query_end, key_end, N, scale_log2, left, right,
-            HAS_LEFT, HAS_RIGHT, ADD_QUERY, H, H_0, H_1, V, V_0, V_1, BLOCK_M, PRECISION,
-        )  # fmt: skip
+        for start in range(begin, end, BLOCK_M):
+            offs_m = start + tl.arange(0, BLOCK_M)
+            seeing = (offs_m < query_end)[:, None]
+            rows_m = tl.arange(0, BLOCK_M)[:, None]
+            query_row = query_n + tl.cast(start, tl.int64) * (N * H) + rows_m * (N * H)
+            d_output_row = d_output_n + tl.cast(start, tl.int64) * (N * V) + rows_m * (N * V)
+            query0 = load(query_row, seeing, h0, H, H_0)
+            query1 = load(query_row, seeing, h1, H, H_0 + H_1) if H_1 > 0 else query0
+            logsumexp, delta = load_statistics(logsumexp_n, delta_n, offs_m, query_end)
+            # Transposed, keys by queries: then both weights are left operands as they stand.
+            logits = dot_parts(key0, key1, tl.trans(query0), tl.trans(query1), H_1, PRECISION)
+            weights = tl.exp2(logits * scale_log2 - logsumexp[None, :])
+            if (start < full_begin) | (start >= full_end):
+                offs_t, offs_s = offs_m[None, :], offs_n[:, None]
+                mask = visible(offs_t, offs_s, key_end, left, right, HAS_LEFT, HAS_RIGHT)
+                weights = tl.where(mask, weights, 0.0)
+            d_output0 = load(d_output_row, seeing, v0, V, V_0)
+            d_output1 = load(d_output_row, seeing, v1, V, V_0 + V_1) if V_1 > 0 else d_output0
+            rounded = weights.to(d_output0.dtype)
+            d_value0 = tl.dot(rounded, d_output0, d_value0, input_precision=PRECISION)
+            if V_1 > 0:
+                d_value1 = tl.dot(rounded, d_output1, d_value1, input_precision=PRECISION)
+            d_weights = dot_parts(
+                value0, value1, tl.trans(d_output0), tl.trans(d_output1), V_1, PRECISION
+            )
+            d_logits = (weights * (d_weights - delta[None, :])).to(query0.dtype)
+            d_key0 = tl.dot(d_logits, query0, d_key0, input_precision=PRECISION)
+            if H_1 > 0:
+                d_key1 = tl.dot(d_logits, query1, d_key1, input_precision=PRECISION)
+            if ADD_QUERY:
+                # Rows and columns outside of the array have gradient 0: added to the last inside,
+                # they need no mask, which would be a branch for each element.
+                last = tl.minimum(rows_m, query_end - 1 - start)
+                d_query_row = d_query_n + tl.cast(start, tl.int64) * (N * H) + last * (N * H)
+                d_logits = tl.trans(d_logits)
+                d_query0 = tl.dot(d_logits, key0, input_precision=PRECISION)
+                tl.atomic_add(d_query_row + tl.minimum(h0, H - 1), d_query0, sem="relaxed")
+                if H_1 > 0:
+                    d_query1 = tl.dot(d_logits, key1, input_precision=PRECISION)
+                    tl.atomic_add(d_query_row + tl.minimum(h1, H - 1), d_query1, sem="relaxed")
 
     in_array = (offs_n < S)[:, None]
     d_key_row = d_key_ptr + row_number * (K * H) + k * H + rows * (K * H)
@@ -174,9 +150,10 @@ def _backward(
 def attention_backward(
     query_ptr, key_ptr, value_ptr, query_lengths_ptr, key_lengths_ptr,
     logsumexp_ptr, delta_ptr, d_output_ptr,
-    T, S, K, scale, scale_log2, left, right,
+    T, S, scale, scale_log2, left, right,
     d_key_ptr, d_value_ptr, d_query_ptr,
-    GROUP: tl.constexpr, HAS_QUERY_LENGTHS: tl.constexpr, HAS_KEY_LENGTHS: tl.constexpr,
+    K: tl.constexpr, GROUP: tl.constexpr,
+    HAS_QUERY_LENGTHS: tl.constexpr, HAS_KEY_LENGTHS: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
     H: tl.constexpr, H_0: tl.constexpr, H_1: tl.constexpr,
     V: tl.constexpr, V_0: tl.constexpr, V_1: tl.constexpr,
@@ -190,8 +167,8 @@ def attention_backward(
     """
     _backward(
         query_ptr, key_ptr, value_ptr, query_lengths_ptr, key_lengths_ptr,
-        logsumexp_ptr, delta_ptr, d_output_ptr, T, S, K, scale, scale_log2, left, right,
-        d_key_ptr, d_value_ptr, d_query_ptr, GROUP, HAS_QUERY_LENGTHS, HAS_KEY_LENGTHS,
+        logsumexp_ptr, delta_ptr, d_output_ptr, T, S, scale, scale_log2, left, right,
+        d_key_ptr, d_value_ptr, d_query_ptr, K, GROUP, HAS_QUERY_LENGTHS, HAS_KEY_LENGTHS,
         HAS_LEFT, HAS_RIGHT, True, H, H_0, H_1, V, V_0, V_1, BLOCK_M, BLOCK_N, PRECISION,
     )  # fmt: skip
 
@@ -200,9 +177,10 @@ def attention_backward(
 def attention_backward_key_value(
     query_ptr, key_ptr, value_ptr, query_lengths_ptr, key_lengths_ptr,
     logsumexp_ptr, delta_ptr, d_output_ptr,
-    T, S, K, scale, scale_log2, left, right,
+    T, S, scale, scale_log2, left, right,
     d_key_ptr, d_value_ptr,
-    GROUP: tl.constexpr, HAS_QUERY_LENGTHS: tl.constexpr, HAS_KEY_LENGTHS: tl.constexpr,
+    K: tl.constexpr, GROUP: tl.constexpr,
+    HAS_QUERY_LENGTHS: tl.constexpr, HAS_KEY_LENGTHS: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
     H: tl.constexpr, H_0: tl.constexpr, H_1: tl.constexpr,
     V: tl.constexpr, V_0: tl.constexpr, V_1: tl.constexpr,
@@ -214,7 +192,7 @@ def attention_backward_key_value(
     """
     _backward(
         query_ptr, key_ptr, value_ptr, query_lengths_ptr, key_lengths_ptr,
-        logsumexp_ptr, delta_ptr, d_output_ptr, T, S, K, scale, scale_log2, left, right,
-        d_key_ptr, d_value_ptr, d_key_ptr, GROUP, HAS_QUERY_LENGTHS, HAS_KEY_LENGTHS,
+        logsumexp_ptr, delta_ptr, d_output_ptr, T, S, scale, scale_log2, left, right,
+        d_key_ptr, d_value_ptr, d_key_ptr, K, GROUP, HAS_QUERY_LENGTHS, HAS_KEY_LENGTHS,
         HAS_LEFT, HAS_RIGHT, False, H, H_0, H_1, V, V_0, V_1, BLOCK_M, BLOCK_N, PRECISION,
     )  # fmt: skip

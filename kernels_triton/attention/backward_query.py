@@ -21,16 +21,17 @@ from kernels_triton.attention.tiles import (
 def attention_backward_query(
     query_ptr, key_ptr, value_ptr, query_lengths_ptr, key_lengths_ptr,
     logsumexp_ptr, delta_ptr, d_output_ptr,
-    T, S, K, scale, scale_log2, left, right,
+    T, S, scale, scale_log2, left, right,
     d_query_ptr,
-    GROUP: tl.constexpr, HAS_QUERY_LENGTHS: tl.constexpr, HAS_KEY_LENGTHS: tl.constexpr,
+    K: tl.constexpr, GROUP: tl.constexpr,
+    HAS_QUERY_LENGTHS: tl.constexpr, HAS_KEY_LENGTHS: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
     H: tl.constexpr, H_0: tl.constexpr, H_1: tl.constexpr,
     V: tl.constexpr, V_0: tl.constexpr, V_1: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program makes BLOCK_M rows of one head's d_query. Grid: (B * N * cdiv(T, BLOCK_M),)."""
-    N = K * GROUP
+    N: tl.constexpr = K * GROUP
     pid = tl.program_id(0)
     tiles_m = tl.cdiv(T, BLOCK_M)
     m = pid % tiles_m
@@ -55,10 +56,10 @@ def attention_backward_query(
     v0, v1 = columns(0, V_0)[None, :], columns(V_0, V_1)[None, :]
     query_row = query_ptr + row_number * (N * H) + n * H + rows * (N * H)
     d_output_row = d_output_ptr + row_number * (N * V) + n * V + rows * (N * V)
-    query0 = load(query_row, inside, h0, H, H_0, True)
-    query1 = load(query_row, inside, h1, H, H_0 + H_1, True) if H_1 > 0 else query0
-    d_output0 = load(d_output_row, inside, v0, V, V_0, True)
-    d_output1 = load(d_output_row, inside, v1, V, V_0 + V_1, True) if V_1 > 0 else d_output0
+    query0 = load(query_row, inside, h0, H, H_0)
+    query1 = load(query_row, inside, h1, H, H_0 + H_1) if H_1 > 0 else query0
+    d_output0 = load(d_output_row, inside, v0, V, V_0)
+    d_output1 = load(d_output_row, inside, v1, V, V_0 + V_1) if V_1 > 0 else d_output0
     logsumexp, delta = load_statistics(
         logsumexp_ptr + (b * N + n) * T, delta_ptr + (b * N + n) * T, offs_m, query_end
     )
@@ -75,16 +76,15 @@ def attention_backward_query(
         in_range = (start + offs_n < key_end)[:, None]
         key_row = key_ptr + tl.cast(start, tl.int64) * (K * H) + offs_n[:, None] * (K * H)
         value_row = value_ptr + tl.cast(start, tl.int64) * (K * V) + offs_n[:, None] * (K * V)
-        key0 = load(key_row, in_range, h0, H, H_0, True)
-        key1 = load(key_row, in_range, h1, H, H_0 + H_1, True) if H_1 > 0 else key0
-        value0 = load(value_row, in_range, v0, V, V_0, True)
-        value1 = load(value_row, in_range, v1, V, V_0 + V_1, True) if V_1 > 0 else value0
+        key0 = load(key_row, in_range, h0, H, H_0)
+        key1 = load(key_row, in_range, h1, H, H_0 + H_1) if H_1 > 0 else key0
+        value0 = load(value_row, in_range, v0, V, V_0)
+        value1 = load(value_row, in_range, v1, V, V_0 + V_1) if V_1 > 0 else value0
         logits = dot_parts(query0, query1, tl.trans(key0), tl.trans(key1), H_1, PRECISION)
         weights = tl.exp2(logits * scale_log2 - logsumexp[:, None])
         if (start < full_begin) | (start >= full_end):
-            mask = visible(
-                offs_m[:, None], (start + offs_n)[None, :], key_end, left, right, HAS_LEFT, HAS_RIGHT
-            )
+            offs_s = (start + offs_n)[None, :]
+            mask = visible(offs_m[:, None], offs_s, key_end, left, right, HAS_LEFT, HAS_RIGHT)
             weights = tl.where(mask, weights, 0.0)
         d_weights = dot_parts(
             d_output0, d_output1, tl.trans(value0), tl.trans(value1), V_1, PRECISION

@@ -2,7 +2,8 @@
 
     output = softmax(scale query key^T) value,   logsumexp = log sum exp(scale query key^T)
 
-over the keys that a query sees: t - left <= s <= t + right, s < key_lengths[b], t < query_lengths[b].
+over the keys that a query sees: t - left <= s <= t + right, s < key_lengths[b], if the query
+itself counts: t < query_lengths[b].
 query (B, T, N, H), key (B, S, K, H), value (B, S, K, V), output (B, T, N, V): float32, bfloat16 or
 float16; logsumexp (B, N, T) float32, natural. A query that sees nothing gets 0 and -inf.
 Products accumulate in float32 and statistics are float32; the weights are rounded to value's dtype
@@ -27,9 +28,10 @@ from kernels_triton.attention.tiles import (
 @triton.jit
 def attention_forward(
     query_ptr, key_ptr, value_ptr, query_lengths_ptr, key_lengths_ptr,
-    T, S, K, scale, left, right,
+    T, S, scale, left, right,
     output_ptr, logsumexp_ptr,
-    GROUP: tl.constexpr, HAS_QUERY_LENGTHS: tl.constexpr, HAS_KEY_LENGTHS: tl.constexpr,
+    K: tl.constexpr, GROUP: tl.constexpr,
+    HAS_QUERY_LENGTHS: tl.constexpr, HAS_KEY_LENGTHS: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
     H: tl.constexpr, H_0: tl.constexpr, H_1: tl.constexpr,
     V: tl.constexpr, V_0: tl.constexpr, V_1: tl.constexpr,
@@ -40,7 +42,7 @@ def attention_forward(
     Logits are kept in units of log2, for exp2 is one instruction: `scale`, positive, has log2(e) in
     it. Grid: (B * N * cdiv(T, BLOCK_M),).
     """
-    N = K * GROUP
+    N: tl.constexpr = K * GROUP
     pid = tl.program_id(0)
     tiles_m = tl.cdiv(T, BLOCK_M)
     m = pid % tiles_m
@@ -63,8 +65,8 @@ def attention_forward(
     row_number = b * T + first
     query_row = query_ptr + row_number * (N * H) + n * H + rows * (N * H)
     h0, h1 = columns(0, H_0)[None, :], columns(H_0, H_1)[None, :]
-    query0 = load(query_row, inside, h0, H, H_0, True)
-    query1 = load(query_row, inside, h1, H, H_0 + H_1, True) if H_1 > 0 else query0
+    query0 = load(query_row, inside, h0, H, H_0)
+    query1 = load(query_row, inside, h1, H, H_0 + H_1) if H_1 > 0 else query0
     key_ptr += b * S * (K * H) + k * H
     value_ptr += b * S * (K * V) + k * V
 
@@ -80,13 +82,12 @@ def attention_forward(
     for start in range(begin, end, BLOCK_N):
         in_range = start + offs_n < key_end
         key_row = key_ptr + tl.cast(start, tl.int64) * (K * H) + offs_n[None, :] * (K * H)
-        key0 = load(key_row, in_range[None, :], h0.trans(), H, H_0, True)
-        key1 = load(key_row, in_range[None, :], h1.trans(), H, H_0 + H_1, True) if H_1 > 0 else key0
+        key0 = load(key_row, in_range[None, :], h0.trans(), H, H_0)
+        key1 = load(key_row, in_range[None, :], h1.trans(), H, H_0 + H_1) if H_1 > 0 else key0
         logits = dot_parts(query0, query1, key0, key1, H_1, PRECISION)
         if (start < full_begin) | (start >= full_end):
-            mask = visible(
-                offs_m[:, None], (start + offs_n)[None, :], key_end, left, right, HAS_LEFT, HAS_RIGHT
-            )
+            offs_s = (start + offs_n)[None, :]
+            mask = visible(offs_m[:, None], offs_s, key_end, left, right, HAS_LEFT, HAS_RIGHT)
             logits = tl.where(mask, logits, -float("inf"))
         new_peak = tl.maximum(peak, tl.max(logits, 1) * scale)
         # While a row has seen nothing its peak is -inf, and -inf - -inf would be NaN.
@@ -96,11 +97,11 @@ def attention_forward(
         total = total * decay + tl.sum(weights, 1)
         peak = new_peak
         value_row = value_ptr + tl.cast(start, tl.int64) * (K * V) + offs_n[:, None] * (K * V)
-        value0 = load(value_row, in_range[:, None], v0, V, V_0, True)
+        value0 = load(value_row, in_range[:, None], v0, V, V_0)
         weights = weights.to(value0.dtype)
         acc0 = tl.dot(weights, value0, acc0 * decay[:, None], input_precision=PRECISION)
         if V_1 > 0:
-            value1 = load(value_row, in_range[:, None], v1, V, V_0 + V_1, True)
+            value1 = load(value_row, in_range[:, None], v1, V, V_0 + V_1)
             acc1 = tl.dot(weights, value1, acc1 * decay[:, None], input_precision=PRECISION)
 
     seen = inside & (total > 0)[:, None]

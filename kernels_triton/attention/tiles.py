@@ -1,13 +1,11 @@
-"""Pieces that the attention kernels share: loads, stores, visibility, products of two-part widths."""
+"""Pieces that the attention kernels share: loads, stores, visibility, two-part products."""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def visible(
-    offs_t, offs_s, key_end, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr
-):
+def visible(offs_t, offs_s, key_end, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
     """Where the key s < key_end is visible from the query t: t - left <= s <= t + right."""
     mask = offs_s < key_end
     if HAS_LEFT:
@@ -24,22 +22,13 @@ def columns(START: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def load(
-    row_ptr, row_mask, offs_h, SIZE: tl.constexpr, END: tl.constexpr, MASK_ROWS: tl.constexpr
-):
-    """Loads a tile: `row_ptr` and `row_mask` point along one axis, `offs_h` along the other.
+def load(row_ptr, row_mask, offs_h, SIZE: tl.constexpr, END: tl.constexpr):
+    """Loads a tile: `row_ptr` and `row_mask` lie along one axis, `offs_h` along the other.
 
-    SIZE is the true width of a row, END where the tile's columns end; rows need a mask only where
-    MASK_ROWS says so. What is masked reads as 0.
+    SIZE is the true width of a row, END where the tile's columns end. What is masked reads as 0.
     """
-    if END > SIZE:
-        mask = (offs_h < SIZE) & row_mask if MASK_ROWS else offs_h < SIZE
-        x = tl.load(row_ptr + offs_h, mask=mask, other=0.0)
-    elif MASK_ROWS:
-        x = tl.load(row_ptr + offs_h, mask=row_mask, other=0.0)
-    else:
-        x = tl.load(row_ptr + offs_h)
-    return x
+    mask = row_mask & (offs_h < SIZE) if END > SIZE else row_mask
+    return tl.load(row_ptr + offs_h, mask=mask, other=0.0)
 
 
 @triton.jit
@@ -73,23 +62,20 @@ def key_range(
     first, query_end, key_end, left, right,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The keys that the queries first to first + BLOCK_M - 1 see: (begin, full_begin, full_end, end).
+    """The keys that BLOCK_M queries from `first` on see: (begin, full_begin, full_end, end).
 
-    Those from begin to end are visible from some row, those from full_begin to full_end from all.
-    All but `end` are multiples of BLOCK_N.
+    Those from begin to end are visible from some row. A tile of keys that starts between full_begin
+    and full_end is visible from all rows. `begin` is a multiple of BLOCK_N.
     """
-    begin = tl.full([], 0, tl.int32)
-    full_begin = begin
+    begin, full_begin = 0, 0
     end = key_end
-    full_end = key_end
+    full_end = key_end - BLOCK_N + 1
     if HAS_LEFT:
         begin = tl.maximum(first - left, 0) // BLOCK_N * BLOCK_N
-        full_begin = tl.cdiv(tl.maximum(first + BLOCK_M - 1 - left, 0), BLOCK_N) * BLOCK_N
+        full_begin = first + BLOCK_M - 1 - left
     if HAS_RIGHT:
         end = tl.minimum(end, first + BLOCK_M + right)
-        full_end = tl.minimum(full_end, first + right + 1)
+        full_end = tl.minimum(full_end, first + right + 2 - BLOCK_N)
     if first >= query_end:
         end = 0
-        full_end = 0
-    full_end = tl.maximum(full_end, 0) // BLOCK_N * BLOCK_N
     return begin, full_begin, full_end, end

@@ -19,6 +19,7 @@ ROOT = Path(bench.__file__).parents[1]
 SEED = ROOT / "bench" / "baselines" / "rtx3090_probjax.json"
 pytestmark = pytest.mark.usefixtures("two_blocks")
 
+CASE_FIELDS = ("suite", *transformer.FIELDS)
 TINY = ["--tokens", "8", "--batch", "1", "--model-dim", "16", "--samples", "2"]
 
 
@@ -53,7 +54,7 @@ def table_of(document):
     }
 
 
-def test_run_measures_writes_and_reports(tmp_path, capsys):
+def test_run_measures_writes_and_reports(make_row, tmp_path, capsys):
     path = tmp_path / "gpu_nn.json"
     selected = ["--dtype", "bfloat16", "--implementation", "tjk", "--implementation", "jax_xla"]
     assert main([*TINY, *selected, "--out", str(path), "--compare", str(SEED)]) == 0
@@ -90,6 +91,7 @@ def test_run_measures_writes_and_reports(tmp_path, capsys):
     seed_row = next(row for row in seed["results"] if row["suite"] == "transformer")
     for row in document["results"]:
         assert list(row)[: len(seed_row)] == list(seed_row)
+        assert list(row) == list(make_row({field: row[field] for field in CASE_FIELDS}))
         assert [type(row[key]) for key in seed_row] == [type(value) for value in seed_row.values()]
     assert {k for k in seed["device"] if not k.startswith("torch")} <= set(document["device"])
 

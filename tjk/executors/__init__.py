@@ -16,14 +16,14 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir, xla
 
 from tjk import launch as _launch
-from tjk.launch import Launch
+from tjk.launch import Arch, Launch
 
 # Part of JAX's trace-cache key, because tiles are chosen for it while tracing.
 _target = jax.make_user_context(None)
 
 
 @contextlib.contextmanager
-def target(arch: int | str) -> Iterator[None]:
+def target(arch: Arch) -> Iterator[None]:
     """Chooses tiles and lowers for `arch` inside, whatever card is present.
 
     Args:
@@ -42,7 +42,7 @@ def target(arch: int | str) -> Iterator[None]:
         yield
 
 
-def architecture() -> int | str | None:
+def architecture() -> Arch | None:
     """The `target` in force, else the present GPU's architecture, else None."""
     if _target.value is not None:
         return _target.value

@@ -196,5 +196,5 @@ def _widen(bits: np.ndarray) -> np.ndarray:
 
 
 def truncate_to_tf32(x: np.ndarray) -> np.ndarray:
-    """Drops the bits that TF32 lacks, as the tensor cores do: Triton (3.9) rounds nothing itself."""
+    """Drops the bits that TF32 lacks, as the tensor cores do: Triton 3.9 rounds nothing itself."""
     return (np.ascontiguousarray(x, np.float32).view(np.uint32) & 0xFFFFE000).view(np.float32)

@@ -5,6 +5,7 @@ matrix products are rounded to it, statistics stay in float32 (float64 for float
 """
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from tjk.ops import flash_attention
 
 Params = dict[str, Array]
 Attention = Callable[[Array, Array, Array], Array]
+Implementation = Literal["triton", "xla", "jax_xla", "jax_cudnn"] | Attention | None
 
 
 def at_least_float32(x: Array) -> Array:
@@ -52,9 +54,7 @@ def layer_norm(params: Params, x: Array, *, epsilon: float) -> Array:
     return (y * params["scale"].astype(y.dtype) + params["bias"].astype(y.dtype)).astype(x.dtype)
 
 
-def attention(
-    query: Array, key: Array, value: Array, *, implementation: str | Attention | None
-) -> Array:
+def attention(query: Array, key: Array, value: Array, *, implementation: Implementation) -> Array:
     """softmax(query key^T / sqrt(H)) value per head: three times (B, T, N, H) -> (B, T, N, H).
 
     None, "triton" and "xla" are `tjk.ops.flash_attention`; "jax_xla" and "jax_cudnn" are the

@@ -24,7 +24,7 @@ from jax.typing import DTypeLike
 
 from tjk.checks import check_shape, fail_value
 from tjk.nn.layers import (
-    Attention,
+    Implementation,
     Params,
     attention,
     init_layer_norm,
@@ -100,7 +100,7 @@ def apply(
     x: Array,
     *,
     dtype: DTypeLike = jnp.float32,
-    implementation: str | Attention | None = None,
+    implementation: Implementation = None,
 ) -> Array:
     """The model's output for a batch of sequences.
 
@@ -140,7 +140,7 @@ def apply(
 
 
 def _block(
-    params: dict[str, Params], config: Config, x: Array, implementation: str | Attention | None
+    params: dict[str, Params], config: Config, x: Array, implementation: Implementation
 ) -> Array:
     # Three projections, not one fused: each output is contiguous, as a kernel wants its operand.
     heads = (*x.shape[:2], config.heads, config.width // config.heads)

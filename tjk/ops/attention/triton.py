@@ -10,37 +10,10 @@ from jax import Array
 
 from kernels_triton import attention as kernels
 from tjk import executors
-from tjk.launch import Launch
+from tjk.launch import Arch, Launch
+from tjk.ops.attention.tiles import Kernel, Products, Tile, forward_tile, split_width, tile
 
 Window = tuple[int | None, int | None]
-
-_INPUT_PRECISION = {"default": "tf32", "high": "tf32", "highest": "ieee"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Tile:
-    """Queries and keys of one step of a program, its warps, and its pipeline's depth."""
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
-
-
-def split_width(width: int) -> tuple[int, int]:
-    """Two powers of two, of which the second may be 0, that cover a row with little padding.
-
-    >>> split_width(80), split_width(96), split_width(128)
-    ((64, 16), (64, 32), (128, 0))
-    """
-    whole = max(16, _next_power_of_2(width))
-    half = whole // 2
-    rest = max(16, _next_power_of_2(width - half))
-    return (half, rest) if rest < half else (whole, 0)
-
-
-def _next_power_of_2(n: int) -> int:
-    return 1 << (n - 1).bit_length()
 
 
 def forward(
@@ -107,6 +80,13 @@ def _times(x: Array, sign: int) -> Array:
     return x if sign == 1 else x * sign
 
 
+def _products(dtype: Any, precision: str | None, arch: Arch | None) -> Products:
+    """What the tensor cores multiply; gfx950 has no TF32."""
+    if dtype != jnp.float32:
+        return "16-bit"
+    return "ieee" if precision == "highest" or arch == "gfx950" else "tf32"
+
+
 @dataclasses.dataclass(frozen=True)
 class _Problem:
     """The sizes and flags that forward and backward share, and the lengths."""
@@ -122,8 +102,8 @@ class _Problem:
     lengths: tuple[Array, Array]
     has_lengths: tuple[bool, bool]
     window: Window
-    input_precision: str
-    arch: int | str | None
+    products: Products
+    arch: Arch | None
 
     @classmethod
     def of(
@@ -138,6 +118,7 @@ class _Problem:
     ) -> "_Problem":
         B, T, N, H = query.shape
         S, K = key.shape[1:3]
+        arch = executors.architecture()
         left, right = window
         # A bound that every pair meets costs nothing; one that none meets must not overflow.
         left = None if left is None or left >= T else max(left, -(T + S))
@@ -155,8 +136,8 @@ class _Problem:
             lengths=tuple(unused if x is None else x for x in (query_lengths, key_lengths)),
             has_lengths=(query_lengths is not None, key_lengths is not None),
             window=(left, right),
-            input_precision=_INPUT_PRECISION[precision or "default"],
-            arch=executors.architecture(),
+            products=_products(query.dtype, precision, arch),
+            arch=arch,
         )
 
     def launch(
@@ -172,7 +153,7 @@ class _Problem:
             inputs=inputs,
             outputs=structs,
             constexprs={
-                "GROUP": self.N // self.K,
+                **{"K": self.K, "GROUP": self.N // self.K},
                 "HAS_QUERY_LENGTHS": self.has_lengths[0],
                 "HAS_KEY_LENGTHS": self.has_lengths[1],
                 "HAS_LEFT": left is not None,
@@ -181,7 +162,7 @@ class _Problem:
                 **{"V": self.V, "V_0": v[0], "V_1": v[1]},
                 "BLOCK_M": tile.block_m,
                 "BLOCK_N": tile.block_n,
-                "PRECISION": self.input_precision,
+                "PRECISION": "tf32" if self.products == "tf32" else "ieee",
             },
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
@@ -191,9 +172,12 @@ class _Problem:
             **extra,
         )
 
+    def tile(self, kernel: Kernel) -> Tile:
+        return tile(kernel, self.products, (self.H, self.V), self.arch)
+
     def scalars(self, *scales: float) -> tuple[int | float, ...]:
         left, right = self.window
-        return (self.T, self.S, self.K, *scales, left or 0, right or 0)
+        return (self.T, self.S, *scales, left or 0, right or 0)
 
     def flops(self, tile: Tile, products_h: int, products_v: int) -> int:
         """Of so many products a pair of tiles over the key's and over the value's width."""
@@ -218,7 +202,7 @@ def forward_launch(
 ) -> Launch:
     """The launch that makes output and logsumexp."""
     p = problem
-    tile = forward_tile(p.H, p.V, p.dtype, p.input_precision, p.arch)
+    tile = forward_tile(p.products, (p.H, p.V), p.arch, p.B * p.N, p.T)
     return p.launch(
         kernels.attention_forward,
         tile,
@@ -233,7 +217,7 @@ def forward_launch(
 def backward_launch(problem: _Problem, *operands: Array, scale: float) -> Launch:
     """The launch that makes d_key, d_value and d_query / scale in float32, by atomics."""
     p = problem
-    tile = backward_tile(p.H, p.V, p.dtype, p.input_precision, p.arch)
+    tile = p.tile("backward")
     return p.launch(
         kernels.attention_backward,
         tile,
@@ -253,7 +237,7 @@ def backward_launch(problem: _Problem, *operands: Array, scale: float) -> Launch
 def backward_key_value_launch(problem: _Problem, *operands: Array, scale: float) -> Launch:
     """The launch that makes d_key and d_value without atomics."""
     p = problem
-    tile = backward_tile(p.H, p.V, p.dtype, p.input_precision, p.arch)
+    tile = p.tile("backward_key_value")
     return p.launch(
         kernels.attention_backward_key_value,
         tile,
@@ -268,7 +252,7 @@ def backward_key_value_launch(problem: _Problem, *operands: Array, scale: float)
 def backward_query_launch(problem: _Problem, *operands: Array, scale: float) -> Launch:
     """The launch that makes d_query without atomics."""
     p = problem
-    tile = backward_query_tile(p.H, p.V, p.dtype, p.input_precision, p.arch)
+    tile = p.tile("backward_query")
     return p.launch(
         kernels.attention_backward_query,
         tile,
@@ -278,20 +262,3 @@ def backward_query_launch(problem: _Problem, *operands: Array, scale: float) -> 
         grid=(p.B * p.N * -(-p.T // tile.block_m),),
         flops=p.flops(tile, 2, 1),
     )
-
-
-def forward_tile(H: int, V: int, dtype: Any, input_precision: str, arch: int | str | None) -> Tile:
-    """The forward kernel's tile: a pure function, so that equal problems share a compilation."""
-    return Tile(64, 32, 4, 2)
-
-
-def backward_tile(H: int, V: int, dtype: Any, input_precision: str, arch: int | str | None) -> Tile:
-    """The tile of the kernels that own a block of keys."""
-    return Tile(32, 32, 4, 2)
-
-
-def backward_query_tile(
-    H: int, V: int, dtype: Any, input_precision: str, arch: int | str | None
-) -> Tile:
-    """The tile of the kernel that owns a block of queries."""
-    return Tile(32, 32, 4, 2)

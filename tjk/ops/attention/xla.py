@@ -68,23 +68,25 @@ def forward(
             product = tiles.dot("bkgts,bksv->bkgtv", weights, tiles.columns(value, j))
             return new_maximum, total, output * decay[..., None] + product
 
-        zeros = jnp.zeros((*query_tile.shape[:4], V), tiles.dtype)
-        state = (jnp.full(zeros.shape[:4], -jnp.inf, tiles.dtype), zeros[..., 0], zeros)
+        zeros = jnp.zeros_like(query_tile, tiles.dtype, shape=(*query_tile.shape[:4], V))
+        state = (jnp.full_like(zeros[..., 0], -jnp.inf), zeros[..., 0], zeros)
         maximum, total, output = lax.fori_loop(*tiles.visible_columns(i), tile, state)
         output /= jnp.where(total == 0, 1, total)[..., None]
-        tile_results = (output.astype(query.dtype), maximum + jnp.log(total))
-        return tuple(
-            lax.dynamic_update_slice_in_dim(array, update, tiles.first_row(i), axis=3)
-            for array, update in zip(results, tile_results, strict=True)
+        outputs, logsumexps = results
+        return (
+            lax.dynamic_update_slice_in_dim(outputs, output, tiles.first_row(i), axis=3),
+            lax.dynamic_update_slice_in_dim(
+                logsumexps, maximum + jnp.log(total), tiles.first_row(i), axis=3
+            ),
         )
 
-    results = (
-        jnp.zeros((*query.shape[:4], V), query.dtype),
-        jnp.zeros(query.shape[:4], tiles.dtype),
-    )
-    output, logsumexp = lax.fori_loop(0, tiles.row_count, tile_row, results)
+    # In float32: XLA's CPU compiler would widen and round all of a bfloat16 array at each update.
+    # Like query also in what `jax.shard_map` knows of it: over which devices it varies.
+    outputs = jnp.zeros_like(query, tiles.dtype, shape=(*query.shape[:4], V))
+    logsumexps = jnp.zeros_like(query, tiles.dtype, shape=query.shape[:4])
+    output, logsumexp = lax.fori_loop(0, tiles.row_count, tile_row, (outputs, logsumexps))
     output, logsumexp = output.reshape(B, N, T, V), logsumexp.reshape(B, N, T)
-    return jnp.swapaxes(output, 1, 2), logsumexp
+    return jnp.swapaxes(output.astype(query.dtype), 1, 2), logsumexp
 
 
 def backward(
@@ -138,7 +140,7 @@ def backward(
             d_weights = tiles.dot("bkgtv,bksv->bkgts", d_output_tile, tiles.columns(value, j))
             d_logits = weights * (d_weights - delta_tile)
             if d_bias is not None:
-                d_bias = _add_at(d_bias, (0, 0, 0, t, s), d_logits)
+                d_bias = _add_at(d_bias, (0, 0, t, s), d_logits.reshape(B, N, *d_logits.shape[3:]))
             weights, d_logits = weights.astype(value.dtype), d_logits.astype(query.dtype)
             # Transposed, (V, S) and (H, S), the large operand is used as it lies in memory.
             d_value_tile = tiles.dot("bkgtv,bkgts->bkvs", d_output_tile, weights)
@@ -151,25 +153,21 @@ def backward(
             )
 
         d_query, *rest = gradients
-        state = (jnp.zeros(query_tile.shape, tiles.dtype), *rest)
+        state = (jnp.zeros_like(query_tile, tiles.dtype), *rest)
         d_query_tile, *rest = lax.fori_loop(*tiles.visible_columns(i), tile, state)
-        d_query_tile = (d_query_tile * scale).astype(query.dtype)
         return _add_at(d_query, (0, 0, 0, t, 0), d_query_tile), *rest
 
-    # A bias of T x S is large, and each of its elements gets one sum: no accumulator for it.
-    whole = bias is not None and bias.shape[2:] == (T, S)
-    gradients = (
-        jnp.zeros(query.shape, query.dtype),
-        jnp.zeros((B, K, H, S), tiles.dtype),
-        jnp.zeros((B, K, V, S), tiles.dtype),
-        None if bias is None else jnp.zeros(tiles.bias.shape, bias.dtype if whole else tiles.dtype),
+    shapes = (query.shape, (B, K, H, S), (B, K, V, S), None if bias is None else bias.shape)
+    gradients = tuple(
+        None if shape is None else jnp.zeros_like(query, tiles.dtype, shape=shape)
+        for shape in shapes
     )
     d_query, d_key, d_value, d_bias = lax.fori_loop(0, tiles.row_count, tile_row, gradients)
     return (
-        jnp.swapaxes(d_query.reshape(B, N, T, H), 1, 2),
+        (d_query * scale).astype(query.dtype).reshape(B, N, T, H).swapaxes(1, 2),
         (d_key * scale).astype(key.dtype).transpose(0, 3, 1, 2),
         d_value.astype(value.dtype).transpose(0, 3, 1, 2),
-        None if bias is None else d_bias.reshape(bias.shape).astype(bias.dtype),
+        None if bias is None else d_bias.astype(bias.dtype),
     )
 
 
@@ -183,6 +181,7 @@ class _Tiles:
 
     T: int
     S: int
+    K: int
     row_count: int
     column_count: int
     block_t: int
@@ -210,13 +209,14 @@ class _Tiles:
         return cls(
             T=T,
             S=S,
+            K=K,
             row_count=row_count,
             column_count=column_count,
             block_t=block_t,
             block_s=block_s,
             window=window,
-            bias=None if bias is None else _split_heads(bias, K),
-            mask=None if mask is None else _split_heads(mask, K),
+            bias=bias,
+            mask=mask,
             lengths=lengths,
             scale=scale,
             precision=precision,
@@ -245,7 +245,8 @@ class _Tiles:
     def visible_columns(self, i: Any) -> tuple[Any, Any]:
         """First tile column, and the one after the last, that tile row i sees."""
         left, right = self.window
-        first, end = 0, self.column_count
+        first: Any = 0
+        end: Any = self.column_count
         if left is not None:
             first = jnp.clip((self.first_row(i) - left) // self.block_s, 0, self.column_count)
         if right is not None:
@@ -282,11 +283,12 @@ class _Tiles:
             yield self.tile(self.mask, i, j)
 
     def tile(self, array: Array, i: Any, j: Any) -> Array:
-        """Tile i, j of an array (B, K, G, T, S); an axis of 1 is broadcast and stays as it is."""
+        """Tile i, j (B, K, G, T, S) of an array (B, N, T, S); an axis of 1 stays as it is."""
         *heads, t, s = array.shape
         sizes = (*heads, min(t, self.block_t), min(s, self.block_s))
         # `dynamic_slice` moves a start on an axis of 1 back to 0.
-        return lax.dynamic_slice(array, (0, 0, 0, self.first_row(i), self.first_column(j)), sizes)
+        tile = lax.dynamic_slice(array, (0, 0, self.first_row(i), self.first_column(j)), sizes)
+        return _split_heads(tile, self.K)
 
 
 def _blocks(heads: int, T: int, S: int) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -328,6 +330,6 @@ def _split_heads(array: Array, K: int) -> Array:
 def _add_at(array: Array, start: tuple[Any, ...], update: Array) -> Array:
     """The array with an update added at a start, summed over axes on which the array has size 1."""
     axes = tuple(axis for axis, size in enumerate(array.shape) if size == 1)
-    update = jnp.sum(update, axis=axes, keepdims=True).astype(array.dtype)
+    update = jnp.sum(update, axis=axes, keepdims=True)
     update += lax.dynamic_slice(array, start, update.shape)
     return lax.dynamic_update_slice(array, update, start)

@@ -1,0 +1,32 @@
+"""What README.md and docs/benchmark.md say is so."""
+
+import re
+from pathlib import Path
+
+import bench
+from bench.__main__ import _parser
+
+ROOT = Path(bench.__file__).parents[1]
+DOCUMENT = (ROOT / "docs" / "benchmark.md").read_text(encoding="utf-8")
+
+
+def test_readme_example_runs():
+    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)[1]
+    names = {}
+    exec(code, names)
+    assert names["output"].shape == (2, 128, 4, 64)
+    assert names["gradients"]["block_3"]["value"]["weight"].shape == (256, 256)
+    assert len([line for line in code.splitlines() if line]) <= 15
+
+
+def test_every_option_is_described():
+    options = {o for action in _parser()._actions for o in action.option_strings if "--" in o}
+    described = set(re.findall(r"--[a-z][a-z-]+", DOCUMENT.split("## ")[0]))
+    assert described == options
+
+
+def test_every_key_of_a_row_is_described(make_row):
+    table = DOCUMENT.split("Keys of a row:")[1].split("\n## ")[0]
+    described = {k for line in table.split("\n|") for k in re.findall(r"`(\w+)`", line[:80])}
+    case = dict.fromkeys(("suite", "attention", "dtype", "tokens", "batch", "model_dim", "op"))
+    assert {*make_row(case), "error", "skipped"} <= described

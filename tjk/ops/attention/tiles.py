@@ -1,0 +1,190 @@
+"""Tile sizes of the attention kernels, by kernel, kind of products, width and architecture.
+
+Each was found by compiling: the largest tile that spills no register and fits the shared memory of
+every card it is meant for. None was measured.
+"""
+
+import dataclasses
+from typing import Literal
+
+from tjk.launch import Arch
+
+Kernel = Literal["forward", "backward", "backward_key_value", "backward_query"]
+Products = Literal["16-bit", "tf32", "ieee"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """Queries and keys of one step of a program, its warps, and its pipeline's depth."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+# For widths of, in this order: one part up to 64, two parts up to 96, one of 128, two up to 192,
+# one of 256. Two parts take more registers than their sum says.
+_TILES: dict[tuple[Kernel, Products], tuple[Tile, ...]] = {
+    ("forward", "16-bit"): (
+        Tile(128, 64, 4, 3),
+        Tile(128, 64, 8, 2),
+        Tile(128, 64, 8, 2),
+        Tile(64, 32, 4, 2),
+        Tile(64, 32, 4, 1),
+    ),
+    ("forward", "tf32"): (
+        Tile(64, 64, 4, 2),
+        Tile(64, 32, 4, 2),
+        Tile(128, 32, 8, 2),
+        Tile(64, 32, 8, 1),
+        Tile(32, 32, 4, 1),
+    ),
+    ("forward", "ieee"): (
+        Tile(32, 32, 4, 2),
+        Tile(16, 16, 4, 1),
+        Tile(16, 32, 4, 1),
+        Tile(16, 16, 4, 1),
+        Tile(32, 32, 4, 1),
+    ),
+    ("backward", "16-bit"): (
+        Tile(32, 64, 4, 2),
+        Tile(16, 64, 4, 2),
+        Tile(32, 64, 8, 2),
+        Tile(32, 32, 8, 1),
+        Tile(32, 32, 8, 1),
+    ),
+    ("backward", "tf32"): (
+        Tile(32, 64, 4, 2),
+        Tile(16, 32, 4, 2),
+        Tile(16, 32, 4, 1),
+        Tile(16, 16, 8, 1),
+        Tile(16, 16, 4, 1),
+    ),
+    ("backward", "ieee"): (
+        Tile(16, 16, 4, 1),
+        Tile(16, 16, 4, 1),
+        Tile(16, 16, 4, 1),
+        Tile(16, 16, 8, 1),
+        Tile(16, 16, 8, 1),
+    ),
+    ("backward_key_value", "16-bit"): (
+        Tile(32, 64, 4, 1),
+        Tile(16, 32, 4, 1),
+        Tile(32, 64, 4, 1),
+        Tile(32, 32, 4, 1),
+        Tile(32, 32, 4, 1),
+    ),
+    ("backward_key_value", "tf32"): (
+        Tile(32, 64, 4, 1),
+        Tile(16, 32, 4, 1),
+        Tile(16, 32, 4, 1),
+        Tile(16, 32, 8, 1),
+        Tile(16, 16, 4, 1),
+    ),
+    ("backward_key_value", "ieee"): (
+        Tile(16, 32, 4, 1),
+        Tile(16, 16, 4, 1),
+        Tile(16, 32, 4, 1),
+        Tile(16, 16, 8, 1),
+        Tile(16, 16, 8, 1),
+    ),
+    ("backward_query", "16-bit"): (
+        Tile(64, 32, 4, 2),
+        Tile(64, 32, 4, 2),
+        Tile(64, 32, 4, 2),
+        Tile(32, 32, 4, 2),
+        Tile(32, 32, 4, 2),
+    ),
+    ("backward_query", "tf32"): (
+        Tile(64, 32, 4, 1),
+        Tile(32, 32, 4, 2),
+        Tile(64, 32, 8, 1),
+        Tile(16, 16, 4, 1),
+        Tile(32, 16, 4, 1),
+    ),
+    ("backward_query", "ieee"): (
+        Tile(32, 32, 4, 2),
+        Tile(16, 16, 4, 1),
+        Tile(16, 16, 8, 1),
+        Tile(16, 16, 4, 1),
+        Tile(16, 32, 4, 1),
+    ),
+}
+
+# Where a family of cards differs, by position in the rows above.
+_AMPERE_80: dict[tuple[Kernel, Products], dict[int, Tile]] = {
+    ("backward", "tf32"): {0: Tile(32, 64, 4, 1)},
+}
+# Products of 64 rows and more run asynchronously, and TF32 ones want their right operand's rows
+# along the sum, for which a pipelined load would copy single words.
+_HOPPER: dict[tuple[Kernel, Products], dict[int, Tile]] = {
+    ("forward", "tf32"): {0: Tile(64, 64, 4, 1)},
+    ("backward", "16-bit"): {0: Tile(64, 64, 4, 2)},
+    ("backward_key_value", "tf32"): {0: Tile(32, 64, 4, 2)},
+    ("backward_query", "16-bit"): {0: Tile(64, 64, 4, 2)},
+    ("backward_query", "tf32"): {0: Tile(64, 64, 4, 2)},
+}
+# A wavefront has 64 lanes, and shared memory 64 KiB.
+_AMD: dict[tuple[Kernel, Products], dict[int, Tile]] = {
+    ("forward", "tf32"): {
+        1: Tile(64, 32, 4, 1),
+        2: Tile(64, 32, 4, 1),
+        3: Tile(32, 32, 4, 1),
+    },
+    ("backward", "16-bit"): {
+        2: Tile(32, 32, 4, 2),
+        3: Tile(16, 16, 4, 1),
+        4: Tile(16, 32, 8, 1),
+    },
+    ("backward", "tf32"): {1: Tile(16, 32, 4, 1), 3: Tile(16, 16, 4, 1)},
+    ("backward_key_value", "tf32"): {3: Tile(16, 16, 4, 1)},
+    ("backward_query", "tf32"): {
+        1: Tile(32, 32, 4, 1),
+        2: Tile(32, 32, 4, 1),
+        3: Tile(32, 16, 4, 1),
+    },
+}
+
+# Below this many programs a card has idle multiprocessors, and smaller tiles fill more of them.
+_FEW_PROGRAMS = 128
+
+
+def split_width(width: int) -> tuple[int, int]:
+    """Two powers of two, of which the second may be 0, that cover a row with little padding.
+
+    >>> split_width(80), split_width(96), split_width(128)
+    ((64, 16), (64, 32), (128, 0))
+    """
+    whole = max(16, 1 << (width - 1).bit_length())
+    half = whole // 2
+    rest = max(16, 1 << (width - half - 1).bit_length())
+    return (half, rest) if rest < half else (whole, 0)
+
+
+def tile(kernel: Kernel, products: Products, widths: tuple[int, int], arch: Arch | None) -> Tile:
+    """The tile for widths H and V. A pure function, so that equal problems share a compilation."""
+    row = max(_row(*split_width(width)) for width in widths)
+    if isinstance(arch, str):
+        family = _AMD
+    elif arch == 80:
+        family = _AMPERE_80
+    else:
+        family = _HOPPER if arch is not None and 90 <= arch < 120 else {}
+    return family.get((kernel, products), {}).get(row, _TILES[kernel, products][row])
+
+
+def forward_tile(
+    products: Products, widths: tuple[int, int], arch: Arch | None, heads: int, length: int
+) -> Tile:
+    """The forward's tile, of half as many queries where `heads` (of all batches) are few."""
+    whole = tile("forward", products, widths, arch)
+    if whole.block_m < 128 or heads * -(-length // whole.block_m) >= _FEW_PROGRAMS:
+        return whole
+    return dataclasses.replace(whole, block_m=64, num_warps=4)
+
+
+def _row(part_0: int, part_1: int) -> int:
+    if part_1:
+        return 1 if part_0 + part_1 <= 96 else 3
+    return {128: 2, 256: 4}.get(part_0, 0)

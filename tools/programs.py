@@ -1,0 +1,179 @@
+"""Compiles the suites' programs by XLA's GPU compiler for a card that is not there.
+
+    python -m tools.programs --gpu rtx3090 --implementation tjk jax_xla --tokens 1024 4096
+
+What comes out is what that card would get: the memory a program needs, what it launches. Nothing
+is run. It takes jax-cuda13-plugin and jax-cuda13-pjrt of JAX's own version, installed without their
+requirements, and no driver: `make programs` sets that up.
+"""
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+from tabulate import tabulate
+from tqdm import tqdm
+
+from bench.case import DTYPES, OPS, Case, Selection
+from bench.step import jitted_step
+from bench.suites import SUITES
+from tjk import executors
+from tools.cards import CARDS, Card, target_config
+
+GIB = 2**30
+
+# What `--check` asks of the float32 train_step: temporaries at T = 4096, and their growth from
+# T = 1024, where memory linear in T would give 4.
+MAX_TEMPORARIES = 3 * GIB
+MAX_GROWTH = 4.2
+
+
+def compile_program(card: Card, case: Case) -> dict[str, Any]:
+    """Compiles one case and returns what the card would need for it, in bytes.
+
+    Raises:
+        RuntimeError: XLA's GPU compiler is not installed.
+    """
+    try:
+        topology = topologies.get_topology_desc(
+            platform="cuda",
+            topology_name="",
+            topology="1x1x1",
+            target_config=target_config(card),
+        )
+    except NotImplementedError as error:
+        raise RuntimeError(
+            f"no GPU compiler: jax-cuda13-plugin and jax-cuda13-pjrt {jax.__version__} are needed"
+        ) from error
+    sharding = SingleDeviceSharding(topology.devices[0])
+    problem = SUITES[case["suite"]].problem(case)
+    arguments = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        (problem.params, *problem.inputs),
+    )
+    start = time.perf_counter()
+    with executors.target(card.capability):
+        program = jitted_step(problem.measured, case["op"]).lower(*arguments).compile()
+    memory = program.memory_analysis()
+    return {
+        **case,
+        "gpu": card.name,
+        "temporary_bytes": memory.temp_size_in_bytes,
+        "argument_bytes": memory.argument_size_in_bytes,
+        "output_bytes": memory.output_size_in_bytes,
+        "aliased_bytes": memory.alias_size_in_bytes,
+        "triton_calls": count_triton_calls(program.as_text()),
+        "compile_s": time.perf_counter() - start,
+    }
+
+
+def count_triton_calls(hlo: str) -> int:
+    """Launches of our kernels in a compiled program's text. XLA's own Triton fusions are others."""
+    return len(re.findall(r'custom_call_target="triton_kernel_call(?:_ffi)?"', hlo))
+
+
+def check(rows: list[dict[str, Any]]) -> list[str]:
+    """What is wrong with the memory of the transformer's float32 train_step; empty if nothing."""
+    steps = {
+        row["tokens"]: row
+        for row in rows
+        if (row["suite"], row.get("attention")) == ("transformer", "tjk")
+        and (row["dtype"], row["op"]) == ("float32", "train_step")
+    }
+    if missing := {1024, 4096} - steps.keys():
+        return [f"not compiled: the float32 train_step of tjk at T in {sorted(missing)}"]
+    short, long = (steps[tokens]["temporary_bytes"] for tokens in (1024, 4096))
+    wrong = []
+    if long > MAX_TEMPORARIES:
+        wrong.append(
+            f"temporaries at T=4096 are {long / GIB:.2f} GiB, at most {MAX_TEMPORARIES / GIB:g}"
+            " are allowed"
+        )
+    if long > MAX_GROWTH * short:
+        wrong.append(
+            f"temporaries grow {long / short:.2f} times from T=1024 to 4096, at most {MAX_GROWTH}"
+            " is allowed"
+        )
+    if not all(row["triton_calls"] for row in steps.values()):
+        wrong.append("the train_step of tjk launches no Triton kernel")
+    return wrong
+
+
+def _cases(options: argparse.Namespace) -> Iterator[Case]:
+    selection = Selection(
+        full=True,
+        dtypes=tuple(options.dtype),
+        tokens=tuple(options.tokens),
+        implementations=tuple(options.implementation),
+    )
+    for suite in options.suite:
+        yield from (c for c in SUITES[suite].cases(selection) if c["op"] in options.op)
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    return tabulate(
+        [
+            {
+                "gpu": row["gpu"],
+                "suite": row["suite"],
+                "implementation": row[SUITES[row["suite"]].KEY],
+                "dtype": row["dtype"],
+                "tokens": row["tokens"],
+                "op": row["op"],
+                "temporary GiB": row["temporary_bytes"] / GIB,
+                "argument GiB": row["argument_bytes"] / GIB,
+                "output GiB": row["output_bytes"] / GIB,
+                "Triton calls": row["triton_calls"],
+                "compile s": row["compile_s"],
+            }
+            for row in rows
+        ],
+        headers="keys",
+        floatfmt=".3f",
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tools.programs", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--gpu", nargs="+", choices=CARDS, default=["rtx3090"])
+    parser.add_argument("--suite", nargs="+", choices=SUITES, default=["transformer"])
+    parser.add_argument("--implementation", nargs="+", default=["tjk", "jax_xla"])
+    parser.add_argument("--tokens", nargs="+", type=int, default=[1024, 4096])
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float32"])
+    parser.add_argument("--op", nargs="+", choices=OPS, default=list(OPS))
+    parser.add_argument("--json", metavar="FILE", help="write the rows there, too")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="fail unless the float32 train_step of tjk needs little enough memory",
+    )
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Compiles what the command line selects, prints the table, returns the exit status."""
+    options = _parser().parse_args(arguments)
+    # The compiler is there without it; JAX would look for a card first and complain.
+    jax.config.update("jax_platforms", "cpu")
+    programs = [(gpu, case) for gpu in options.gpu for case in _cases(options)]
+    rows = [compile_program(CARDS[gpu], case) for gpu, case in tqdm(programs, unit="program")]
+    print(_table(rows))
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(rows, file, indent=1)
+    wrong = check(rows) if options.check else []
+    for line in wrong:
+        print(f"check failed: {line}", file=sys.stderr)
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
