@@ -91,7 +91,8 @@ def test_cudnn_on_a_cpu_is_skipped(monkeypatch):
     assert row == {**case, "skipped": "cuDNN needs an NVIDIA GPU, the platform is cpu"}
     monkeypatch.setattr(transformer, "unavailable", lambda case, platform: None)
     row = measure(case, 2, Checker())
-    assert row["error"] == "RuntimeError: cuDNN is not detected."
+    # JAX says it in other words where its CUDA plugin is installed.
+    assert row["error"].startswith("RuntimeError: cuDNN ")
     assert not TIMES & row.keys()
 
 

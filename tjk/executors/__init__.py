@@ -17,6 +17,7 @@ from jax.interpreters import batching, mlir, xla
 
 from tjk import launch as _launch
 from tjk.launch import Arch, Launch
+from tjk.manual_axes import vary_together
 
 # Part of JAX's trace-cache key, because tiles are chosen for it while tracing.
 _target = jax.make_user_context(None)
@@ -68,7 +69,7 @@ def run(launch: Launch) -> tuple[jax.Array, ...]:
             f"others below 2^16, got {launch.grid}"
         )
     known = _launch.recorded()
-    outputs = _launch_p.bind(*launch.inputs, launch=launch.abstract())
+    outputs = _launch_p.bind(*vary_together(*launch.inputs), launch=launch.abstract())
     if _launch.recorded() == known:  # else the batching rule has run, and noted, another launch
         _launch.record(launch)
     return tuple(outputs)
@@ -80,8 +81,20 @@ _launch_p.def_impl(lambda *inputs, launch: xla.apply_primitive(_launch_p, *input
 
 
 @_launch_p.def_abstract_eval
-def _abstract_eval(*_: Any, launch: Launch) -> list[jax.core.ShapedArray]:
-    return [jax.core.ShapedArray(out.shape, out.dtype) for out in launch.outputs]
+def _abstract_eval(*inputs: jax.core.ShapedArray, launch: Launch) -> list[jax.core.ShapedArray]:
+    return [_output(jax.core.ShapedArray(x.shape, x.dtype), inputs) for x in launch.outputs]
+
+
+def _output(
+    output: jax.core.ShapedArray, inputs: Sequence[jax.core.ShapedArray]
+) -> jax.core.ShapedArray:
+    """Inside `jax.shard_map` an output varies over the mesh as the inputs do."""
+    if not inputs or not inputs[0].manual_axis_type.varying:
+        return output
+    spec = jax.P(*[None] * output.ndim)
+    return output.update(
+        sharding=inputs[0].sharding.update(spec=spec), manual_axis_type=inputs[0].manual_axis_type
+    )
 
 
 def _batch(

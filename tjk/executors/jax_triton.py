@@ -18,7 +18,7 @@ import numpy as np
 from jax.interpreters import mlir
 
 from tjk.executors.architectures import backend_options
-from tjk.launch import Launch
+from tjk.launch import Arch, Launch
 
 
 def lower(ctx: mlir.LoweringRuleContext, *inputs: Any, launch: Launch) -> Any:
@@ -57,7 +57,7 @@ def _call(*inputs: jax.Array, launch: Launch) -> tuple[jax.Array, ...]:
         "name": launch.name,
         "num_warps": launch.num_warps,
         "num_stages": launch.num_stages,
-        "compute_capability": launch.arch if cuda else None,
+        "compute_capability": launch.arch if cuda else 0,  # not used for AMD, nor looked up
         "zeroed_outputs": launch.zeroed,
         **dict(launch.constexprs),
     }
@@ -78,16 +78,46 @@ def _call(*inputs: jax.Array, launch: Launch) -> tuple[jax.Array, ...]:
 
 
 @contextlib.contextmanager
-def _compiler_options(arch: int | str | None) -> Iterator[None]:
-    """Gives Triton's CUDA backend the options that jax-triton 0.3 has no argument for."""
-    if _has_options():
-        yield
-        return
-    from triton.backends.nvidia.compiler import CUDABackend
+def _compiler_options(arch: Arch | None) -> Iterator[None]:
+    """Tells Triton's backends, while a launch is lowered, what jax-triton does not pass on.
 
-    parse = CUDABackend.parse_options
-    CUDABackend.parse_options = lambda self, given: parse(self, backend_options(arch) | given)
+    0.3 has no argument for the options of the CUDA backend. For AMD both take the architecture of
+    the card that is present and ignore another one, and pass Triton 3.9 no `num_ctas`, without
+    which it fails.
+    """
+    with contextlib.ExitStack() as replaced:
+        if isinstance(arch, str):
+            from triton.backends.amd.compiler import HIPBackend
+
+            library = _import().triton_lib.triton_kernel_call_lib
+            replaced.enter_context(_replace(library, "get_arch_details", lambda device: arch))
+            make = HIPBackend.make_ttir
+
+            def make_ttir(module: Any, metadata: dict[str, Any], *rest: Any) -> Any:
+                metadata.setdefault("num_ctas", 1)
+                return make(module, metadata, *rest)
+
+            replaced.enter_context(_replace(HIPBackend, "make_ttir", staticmethod(make_ttir)))
+        elif not _has_options():
+            from triton.backends.nvidia.compiler import CUDABackend
+
+            parse = CUDABackend.parse_options
+
+            def parse_options(self: Any, given: dict[str, Any]) -> Any:
+                return parse(self, backend_options(arch) | given)
+
+            replaced.enter_context(_replace(CUDABackend, "parse_options", parse_options))
+        yield
+
+
+@contextlib.contextmanager
+def _replace(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = vars(owner).get(name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        CUDABackend.parse_options = parse
+        if before is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)

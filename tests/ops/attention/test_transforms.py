@@ -129,15 +129,21 @@ def test_remat(implementation, policy):
     assert_close(jax.jit(gradient(remat))(*arrays), gradient(loss)(*arrays))
 
 
-def test_shard_map(implementation):
-    mesh = jax.make_mesh((1,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
-    spec = jax.sharding.PartitionSpec("batch")
+@pytest.mark.parametrize("sharded", [(True, True, True), (True, False, False), (False, True, True)])
+def test_shard_map(implementation, sharded):
+    """With JAX's check of how values vary, and operands that vary differently."""
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    specs = tuple(jax.P("x") if is_sharded else jax.P() for is_sharded in sharded)
     arrays = operands()
+
+    def value_and_gradients(attend, *arrays):
+        output, vjp = jax.vjp(attend, *arrays)
+        return output, vjp(output)
+
     function = attend(implementation)
-    sharded = jax.shard_map(
-        function, mesh=mesh, in_specs=(spec, spec, spec), out_specs=spec, check_vma=False
-    )
-    assert_close(jax.jit(sharded)(*arrays), function(*arrays))
+    local = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=jax.P("x"))
+    actual = jax.jit(functools.partial(value_and_gradients, local))(*arrays)
+    assert_close(actual, value_and_gradients(function, *arrays))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -301,3 +307,14 @@ def _error_on_a_cpu() -> str:
 def test_triton_on_a_cpu_without_the_interpreter_is_an_error(native):
     message = native.submit(_error_on_a_cpu).result()
     assert "TRITON_INTERPRET=1 must be set before Triton is imported" in message
+
+
+def _launches_for_rocm(arch: str) -> int:
+    with executors.target(arch):
+        traced = jax.jit(jax.grad(_loss, (0, 1, 2))).trace(STRUCT, STRUCT, STRUCT)
+    return _launches_in(traced.lower(lowering_platforms=("rocm",)).as_text())
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_lowers_for_amd_without_a_card(native, arch):
+    assert native.submit(_launches_for_rocm, arch).result() == 2

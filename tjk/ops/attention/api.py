@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 
 from tjk import checks, choice
 from tjk.choice import Implementation
+from tjk.manual_axes import vary_together
 from tjk.ops.attention import xla
 
 _OP = "flash_attention"
@@ -23,6 +24,42 @@ _PRECISIONS = {"bfloat16": "default", "fastest": "default", "tensorfloat32": "hi
 }
 
 
+@overload
+def flash_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = ...,
+    mask: ArrayLike | None = ...,
+    *,
+    scale: float | None = ...,
+    is_causal: bool = ...,
+    query_seq_lengths: ArrayLike | None = ...,
+    key_value_seq_lengths: ArrayLike | None = ...,
+    implementation: Implementation = ...,
+    local_window_size: int | tuple[int, int] | None = ...,
+    return_residual: Literal[False] = ...,
+    precision: jax.lax.Precision | str | None = ...,
+    deterministic: bool = ...,
+) -> Array: ...
+@overload
+def flash_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = ...,
+    mask: ArrayLike | None = ...,
+    *,
+    scale: float | None = ...,
+    is_causal: bool = ...,
+    query_seq_lengths: ArrayLike | None = ...,
+    key_value_seq_lengths: ArrayLike | None = ...,
+    implementation: Implementation = ...,
+    local_window_size: int | tuple[int, int] | None = ...,
+    return_residual: Literal[True],
+    precision: jax.lax.Precision | str | None = ...,
+    deterministic: bool = ...,
+) -> tuple[Array, Array]: ...
 def flash_attention(
     query: ArrayLike,
     key: ArrayLike,
@@ -148,7 +185,8 @@ def flash_attention(
         precision=_precision(precision),
         deterministic=bool(deterministic),
     )
-    output, logsumexp = _attention(query, key, value, bias, mask, *lengths, options)
+    operands = vary_together(query, key, value, bias, mask, *lengths)
+    output, logsumexp = _attention(*operands, options)
     logsumexp = jnp.moveaxis(logsumexp, 1, 2)  # (B, T, N)
     if not batched:
         output, logsumexp = output[0], logsumexp[0]
