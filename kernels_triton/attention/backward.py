@@ -20,6 +20,7 @@ import triton.language as tl
 from kernels_triton.attention.tiles import (
     columns,
     dot_parts,
+    ends,
     load,
     load_statistics,
     store,
@@ -47,12 +48,9 @@ def _backward(
     first = (pid % tiles_n) * BLOCK_N
     k = (pid // tiles_n) % K
     b = (pid // tiles_n // K).to(tl.int64)
-    query_end = T
-    if HAS_QUERY_LENGTHS:
-        query_end = tl.minimum(T, tl.load(query_lengths_ptr + b))
-    key_end = S
-    if HAS_KEY_LENGTHS:
-        key_end = tl.minimum(S, tl.load(key_lengths_ptr + b))
+    query_end, key_end = ends(
+        query_lengths_ptr, key_lengths_ptr, b, T, S, HAS_QUERY_LENGTHS, HAS_KEY_LENGTHS
+    )
 
     offs_n = first + tl.arange(0, BLOCK_N)
     inside = (offs_n < key_end)[:, None]

@@ -18,8 +18,10 @@ import triton.language as tl
 from kernels_triton.attention.tiles import (
     columns,
     dot_parts,
+    ends,
     key_range,
     load,
+    query_program,
     store,
     visible,
 )
@@ -43,22 +45,12 @@ def attention_forward(
     it. Grid: (B * N * cdiv(T, BLOCK_M),).
     """
     N: tl.constexpr = K * GROUP
-    pid = tl.program_id(0)
-    tiles_m = tl.cdiv(T, BLOCK_M)
-    m = pid % tiles_m
-    if HAS_RIGHT:
-        m = tiles_m - 1 - m  # later rows see more keys: start the long programs first
-    n = (pid // tiles_m) % N
+    b, n, first = query_program(T, K, GROUP, HAS_RIGHT, BLOCK_M)
     k = n // GROUP
-    b = (pid // tiles_m // N).to(tl.int64)
-    query_end = T
-    if HAS_QUERY_LENGTHS:
-        query_end = tl.minimum(T, tl.load(query_lengths_ptr + b))
-    key_end = S
-    if HAS_KEY_LENGTHS:
-        key_end = tl.minimum(S, tl.load(key_lengths_ptr + b))
+    query_end, key_end = ends(
+        query_lengths_ptr, key_lengths_ptr, b, T, S, HAS_QUERY_LENGTHS, HAS_KEY_LENGTHS
+    )
 
-    first = m * BLOCK_M
     offs_m = first + tl.arange(0, BLOCK_M)
     inside = (offs_m < query_end)[:, None]
     rows = tl.arange(0, BLOCK_M)[:, None]

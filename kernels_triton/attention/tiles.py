@@ -5,6 +5,35 @@ import triton.language as tl
 
 
 @triton.jit
+def query_program(
+    T, K: tl.constexpr, GROUP: tl.constexpr, HAS_RIGHT: tl.constexpr, BLOCK_M: tl.constexpr
+):
+    """Batch (int64), head and first query of one of B * K * GROUP * cdiv(T, BLOCK_M) programs."""
+    pid = tl.program_id(0)
+    tiles_m = tl.cdiv(T, BLOCK_M)
+    m = pid % tiles_m
+    if HAS_RIGHT:
+        m = tiles_m - 1 - m  # later rows see more keys: start the long programs first
+    n = (pid // tiles_m) % (K * GROUP)
+    b = (pid // tiles_m // (K * GROUP)).to(tl.int64)
+    return b, n, m * BLOCK_M
+
+
+@triton.jit
+def ends(
+    query_lengths_ptr, key_lengths_ptr, b, T, S,
+    HAS_QUERY_LENGTHS: tl.constexpr, HAS_KEY_LENGTHS: tl.constexpr,
+):  # fmt: skip
+    """Where the queries end that see something, and the keys that may be seen."""
+    query_end, key_end = T, S
+    if HAS_QUERY_LENGTHS:
+        query_end = tl.minimum(T, tl.load(query_lengths_ptr + b))
+    if HAS_KEY_LENGTHS:
+        key_end = tl.minimum(S, tl.load(key_lengths_ptr + b))
+    return query_end, key_end
+
+
+@triton.jit
 def visible(offs_t, offs_s, key_end, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
     """Where the key s < key_end is visible from the query t: t - left <= s <= t + right."""
     mask = offs_s < key_end

@@ -31,7 +31,7 @@ def forward(
 ) -> tuple[Array, Array]:
     """Returns output (B, T, N, V) and logsumexp (B, N, T) float32."""
     sign, scale = _split_scale(scale)
-    problem = _Problem.of(query, key, value, query_lengths, key_lengths, window, precision)
+    problem = Problem.of(query, key, value, query_lengths, key_lengths, window, precision)
     return executors.run(forward_launch(problem, _times(query, sign), key, value, scale=scale))
 
 
@@ -55,7 +55,7 @@ def backward(
 ) -> tuple[Array, Array, Array, None]:
     """Returns the gradients of query, key and value, each in its dtype, and None for the bias."""
     sign, scale = _split_scale(scale)
-    problem = _Problem.of(query, key, value, query_lengths, key_lengths, window, precision)
+    problem = Problem.of(query, key, value, query_lengths, key_lengths, window, precision)
     product = output.astype(jnp.float32) * d_output.astype(jnp.float32)
     delta = jnp.moveaxis(product.sum(-1), -1, 1) - d_logsumexp
     operands = (_times(query, sign), key, value, logsumexp, delta, d_output)
@@ -88,7 +88,7 @@ def _products(dtype: Any, precision: str | None, arch: Arch | None) -> Products:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Problem:
+class Problem:
     """The sizes and flags that forward and backward share, and the lengths."""
 
     B: int
@@ -115,7 +115,7 @@ class _Problem:
         key_lengths: Array | None,
         window: Window,
         precision: str | None,
-    ) -> "_Problem":
+    ) -> "Problem":
         B, T, N, H = query.shape
         S, K = key.shape[1:3]
         arch = executors.architecture()
@@ -198,7 +198,7 @@ def visited_tiles(T: int, S: int, window: Window, block_m: int, block_n: int) ->
 
 
 def forward_launch(
-    problem: _Problem, query: Array, key: Array, value: Array, *, scale: float
+    problem: Problem, query: Array, key: Array, value: Array, *, scale: float
 ) -> Launch:
     """The launch that makes output and logsumexp."""
     p = problem
@@ -214,7 +214,7 @@ def forward_launch(
     )
 
 
-def backward_launch(problem: _Problem, *operands: Array, scale: float) -> Launch:
+def backward_launch(problem: Problem, *operands: Array, scale: float) -> Launch:
     """The launch that makes d_key, d_value and d_query / scale in float32, by atomics."""
     p = problem
     tile = p.tile("backward")
@@ -234,7 +234,7 @@ def backward_launch(problem: _Problem, *operands: Array, scale: float) -> Launch
     )
 
 
-def backward_key_value_launch(problem: _Problem, *operands: Array, scale: float) -> Launch:
+def backward_key_value_launch(problem: Problem, *operands: Array, scale: float) -> Launch:
     """The launch that makes d_key and d_value without atomics."""
     p = problem
     tile = p.tile("backward_key_value")
@@ -249,7 +249,7 @@ def backward_key_value_launch(problem: _Problem, *operands: Array, scale: float)
     )
 
 
-def backward_query_launch(problem: _Problem, *operands: Array, scale: float) -> Launch:
+def backward_query_launch(problem: Problem, *operands: Array, scale: float) -> Launch:
     """The launch that makes d_query without atomics."""
     p = problem
     tile = p.tile("backward_query")
