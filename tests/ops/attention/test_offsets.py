@@ -15,7 +15,7 @@ from tjk.ops import flash_attention
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="needs the interpreter")
 
-SHAPE = (2, 2**20, 16, 128)  # 2^32 elements
+SHAPE = (2, 2**21, 16, 128)  # 2^32 elements in each of two sequences
 
 
 class Addresses:
