@@ -10,7 +10,7 @@ import jax
 import pytest
 
 ON_GPU = jax.default_backend() == "gpu"
-if not ON_GPU:
+if not ON_GPU and multiprocessing.parent_process() is None:  # that is, not for `native`
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, that is later
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")

@@ -1,7 +1,10 @@
 """Arrays of more than 2^31 elements: which addresses the last program of each kernel touches.
 
-No memory is there: loads give zeros, and stores note where they would go.
+No memory is there: loads give zeros, and stores note where they would go. In the interpreter a
+loop's counter is a Python integer, so that what is computed from it is looked for in Triton's IR.
 """
+
+import re
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +15,6 @@ from tests.conftest import ON_GPU
 from tjk.executors import interpreter
 from tjk.launch import Launch, recording
 from tjk.ops import flash_attention
-
-pytestmark = pytest.mark.skipif(ON_GPU, reason="needs the interpreter")
 
 SHAPE = (2, 2**21, 16, 128)  # 2^32 elements in each of two sequences
 
@@ -100,6 +101,7 @@ def launches(deterministic: bool) -> list[Launch]:
     return records
 
 
+@pytest.mark.skipif(ON_GPU, reason="needs the interpreter")
 @pytest.mark.parametrize(("deterministic", "count"), [(False, 2), (True, 3)])
 def test_last_program_ends_where_the_arrays_end(monkeypatch, deterministic, count):
     records = launches(deterministic)
@@ -113,3 +115,36 @@ def test_last_program_ends_where_the_arrays_end(monkeypatch, deterministic, coun
             itemsize = x.dtype.itemsize
             assert memory.last(i) == memory.sizes[i] - itemsize, (launch.name, i)
             assert min(a.min() for a in memory.touched[i]) >= 0
+
+
+def _narrow_row_offsets() -> tuple[int, list[str]]:
+    """How many kernels were looked at, and where 32-bit multiples of a row go to a pointer."""
+    from unittest import mock
+
+    from triton.compiler.compiler import ASTSource
+
+    from tjk.executors import compiler
+
+    texts = []
+    make_ir = ASTSource.make_ir
+
+    def keep(self, *arguments):
+        module = make_ir(self, *arguments)
+        texts.append(str(module))
+        return module
+
+    with mock.patch.object(ASTSource, "make_ir", keep):
+        for launch in {x.name: x for x in launches(True) + launches(False)}.values():
+            compiler.compile(launch, 86)
+    found = []
+    for text in texts:
+        constants = dict(re.findall(r"(%\S+) = arith\.constant (\d+) : i32", text))
+        products = re.findall(r"(%\S+) = arith\.muli %\S+, (%\S+) : i32", text)
+        by_row = {name for name, factor in products if int(constants.get(factor, 0)) > SHAPE[3]}
+        additions = re.findall(r"tt\.addptr %\S+, (%\S+) : !tt\.ptr<\w+>, i32", text)
+        found += [name for name in additions if name in by_row]
+    return len(texts), found
+
+
+def test_rows_are_counted_in_64_bits(native):
+    assert native.submit(_narrow_row_offsets).result() == (4, [])
