@@ -16,6 +16,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir, xla
 
 from tjk import launch as _launch
+from tjk.executors.architectures import MULTIPROCESSORS
 from tjk.launch import Arch, Launch
 from tjk.manual_axes import vary_together
 
@@ -52,6 +53,14 @@ def architecture() -> Arch | None:
     except RuntimeError:  # JAX's answer where no GPU backend exists
         return None
     return capability.split(":")[0] if "gfx" in capability else int(capability.replace(".", ""))
+
+
+def multiprocessors() -> int:
+    """Of the present GPU, unless `target` is in force; else of a large card of the architecture."""
+    arch = architecture()
+    if _target.value is None and arch is not None:
+        return jax.devices("gpu")[0].core_count
+    return MULTIPROCESSORS.get(arch, max(MULTIPROCESSORS.values()))
 
 
 def run(launch: Launch) -> tuple[jax.Array, ...]:

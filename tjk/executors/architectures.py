@@ -24,6 +24,19 @@ SHARED_MEMORY: dict[int | str, int] = {
     "gfx950": 163840,
 }
 
+# Multiprocessors (compute units) of a large card of each architecture, for programs that are
+# lowered where no card is present: how many programs share the work of a persistent kernel.
+MULTIPROCESSORS: dict[int | str, int] = {
+    80: 108,
+    86: 84,
+    89: 142,
+    90: 132,
+    100: 148,
+    120: 188,
+    "gfx942": 304,
+    "gfx950": 256,
+}
+
 ARCHITECTURES = tuple(SHARED_MEMORY)
 
 

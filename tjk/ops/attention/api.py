@@ -15,13 +15,10 @@ from tjk import checks, choice
 from tjk.choice import Implementation
 from tjk.manual_axes import vary_together
 from tjk.ops.attention import xla
+from tjk.precision import Precision, resolve
 
 _OP = "flash_attention"
 _DTYPES = ("float32", "bfloat16", "float16")
-_PRECISIONS = {"bfloat16": "default", "fastest": "default", "tensorfloat32": "high"} | {
-    "bfloat16_3x": "high",
-    "float32": "highest",
-}
 
 
 @overload
@@ -39,7 +36,7 @@ def flash_attention(
     implementation: Implementation = ...,
     local_window_size: int | tuple[int, int] | None = ...,
     return_residual: Literal[False] = ...,
-    precision: jax.lax.Precision | str | None = ...,
+    precision: Precision = ...,
     deterministic: bool = ...,
 ) -> Array: ...
 @overload
@@ -57,7 +54,7 @@ def flash_attention(
     implementation: Implementation = ...,
     local_window_size: int | tuple[int, int] | None = ...,
     return_residual: Literal[True],
-    precision: jax.lax.Precision | str | None = ...,
+    precision: Precision = ...,
     deterministic: bool = ...,
 ) -> tuple[Array, Array]: ...
 def flash_attention(
@@ -74,7 +71,7 @@ def flash_attention(
     implementation: Implementation = None,
     local_window_size: int | tuple[int, int] | None = None,
     return_residual: bool = False,
-    precision: jax.lax.Precision | str | None = None,
+    precision: Precision = None,
     deterministic: bool = False,
 ) -> Array | tuple[Array, Array]:
     r"""Attention without an array of T x S elements; a drop-in for `jax.nn.dot_product_attention`.
@@ -182,7 +179,7 @@ def flash_attention(
         implementation=_choose(implementation, query, value, bias, mask),
         scale=1 / math.sqrt(H) if scale is None else float(scale),
         window=_window(is_causal, local_window_size),
-        precision=_precision(precision),
+        precision=resolve(_OP, precision),
         deterministic=bool(deterministic),
     )
     operands = vary_together(query, key, value, bias, mask, *lengths)
@@ -227,18 +224,6 @@ def _window(
     if is_causal:
         right = 0 if right is None else min(right, 0)
     return left, right
-
-
-def _precision(precision: jax.lax.Precision | str | None) -> str:
-    """One of "default", "high" and "highest"; None is what JAX is configured to."""
-    if precision is None:
-        precision = jax.config.jax_default_matmul_precision or "default"
-    name = precision.name if isinstance(precision, jax.lax.Precision) else str(precision)
-    name = _PRECISIONS.get(name.lower(), name.lower())
-    if name not in ("default", "high", "highest"):
-        rule = "precision must be None, 'default', 'high', 'highest' or a jax.lax.Precision"
-        checks.fail_value(_OP, rule, repr(precision))
-    return name
 
 
 def _choose(

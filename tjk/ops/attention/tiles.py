@@ -9,9 +9,9 @@ import dataclasses
 from typing import Literal
 
 from tjk.launch import Arch
+from tjk.precision import Products
 
 Kernel = Literal["forward", "backward", "backward_key_value", "backward_query"]
-Products = Literal["16-bit", "tf32", "ieee"]
 
 
 @dataclasses.dataclass(frozen=True)

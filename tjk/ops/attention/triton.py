@@ -11,7 +11,8 @@ from jax import Array
 from kernels_triton import attention as kernels
 from tjk import executors
 from tjk.launch import Arch, Launch
-from tjk.ops.attention.tiles import Kernel, Products, Tile, forward_tile, split_width, tile
+from tjk.ops.attention.tiles import Kernel, Tile, forward_tile, split_width, tile
+from tjk.precision import Products, input_precision, products
 
 Window = tuple[int | None, int | None]
 
@@ -80,13 +81,6 @@ def _times(x: Array, sign: int) -> Array:
     return x if sign == 1 else x * sign
 
 
-def _products(dtype: Any, precision: str | None, arch: Arch | None) -> Products:
-    """What the tensor cores multiply; gfx950 has no TF32."""
-    if dtype != jnp.float32:
-        return "16-bit"
-    return "ieee" if precision == "highest" or arch == "gfx950" else "tf32"
-
-
 @dataclasses.dataclass(frozen=True)
 class Problem:
     """The sizes and flags that forward and backward share, and the lengths."""
@@ -136,7 +130,7 @@ class Problem:
             lengths=tuple(unused if x is None else x for x in (query_lengths, key_lengths)),
             has_lengths=(query_lengths is not None, key_lengths is not None),
             window=(left, right),
-            products=_products(query.dtype, precision, arch),
+            products=products(query.dtype, precision, arch),
             arch=arch,
         )
 
@@ -162,7 +156,7 @@ class Problem:
                 **{"V": self.V, "V_0": v[0], "V_1": v[1]},
                 "BLOCK_M": tile.block_m,
                 "BLOCK_N": tile.block_n,
-                "PRECISION": "tf32" if self.products == "tf32" else "ieee",
+                "PRECISION": input_precision(self.products),
             },
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
