@@ -146,7 +146,7 @@ def apply(
         def layer(*operands: Array) -> Array:
             return moe_mlp(*operands, activation=config.activation, implementation=implementation)
 
-    chosen_by = None if callable(implementation) else implementation
+    chosen_by = "xla" if callable(implementation) else implementation  # a baseline is plain JAX
     weights, experts = route_top_k(logits, config.top_k, implementation=chosen_by)  # (M, k)
     matrices = (params["experts"][name].astype(dtype) for name in ("gate", "up", "down"))
     y = layer(tokens, *matrices, weights, experts)  # (M, D)

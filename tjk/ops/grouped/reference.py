@@ -10,6 +10,6 @@ from jax import Array
 def grouped_matmul(lhs: Array, rhs: Array, group_sizes: Array) -> Array:
     """lhs (M, K), rhs (G, K, N), group_sizes (G,) -> (M, N), in the operands' dtype."""
     ends = jnp.cumsum(group_sizes)
-    rows = jnp.arange(lhs.shape[0])[:, None]
+    rows = jnp.arange(lhs.shape[0], dtype=group_sizes.dtype)[:, None]
     mine = (rows >= ends - group_sizes) & (rows < ends)  # (M, G)
     return jnp.einsum("mg,mk,gkn->mn", mine.astype(lhs.dtype), lhs, rhs)
