@@ -108,7 +108,12 @@ def _header(cases: list[Case], selection: Selection, options: argparse.Namespace
     def one_or_all(field: str) -> Any:
         return values(field)[0] if len(values(field)) == 1 else values(field)
 
-    suites = values("suite")
+    sizes = dict.fromkeys(
+        field
+        for case in cases
+        for field in case
+        if field not in ("suite", SUITES[case["suite"]].KEY, "dtype", "tokens", "op")
+    )
     return {
         "schema_version": store.SCHEMA_VERSION,
         "device": machine.device(),
@@ -116,11 +121,10 @@ def _header(cases: list[Case], selection: Selection, options: argparse.Namespace
         "git": machine.git(),
         "config": {
             "output": None if options.out is None else str(options.out),
-            "suites": suites,
+            "suites": values("suite"),
             "dtypes": values("dtype"),
             "tokens": values("tokens"),
-            "batch": one_or_all("batch"),
-            "model_dim": one_or_all("model_dim"),
+            **{size: one_or_all(size) for size in sizes},
             "implementations": list(
                 dict.fromkeys(case[SUITES[case["suite"]].KEY] for case in cases)
             ),
@@ -175,8 +179,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     select("--suite", "models to time (default: all)", choices=tuple(SUITES))
     select("--dtype", "of activations and operands (default: both)", choices=DTYPES)
-    select("--tokens", "sequence length, both operations", type=_positive, metavar="T")
-    select("--batch", "batch size (default: the suite's)", type=_positive, metavar="B")
+    select("--tokens", "number of tokens, both operations", type=_positive, metavar="T")
+    select("--batch", "batch size, of suites that have one", type=_positive, metavar="B")
     select("--model-dim", "model width (default: the suite's)", type=_positive, metavar="D")
     select("--implementation", "ours or a baseline (default: all)", choices=IMPLEMENTATIONS)
     parser.add_argument(

@@ -8,15 +8,13 @@ import argparse
 import functools
 import itertools
 import resource
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import tabulate
 
+from bench.interleaved import gradient, in_turns
 from tjk.ops import flash_attention
 
 B, N, H = 2, 4, 64
@@ -44,7 +42,7 @@ def main() -> None:
 def report_memory(T: int) -> None:
     """Prints what one gradient takes: XLA's temporaries, and the peak of the whole process."""
     inputs = operands(T, "float32")
-    compiled = gradient(ATTENTION["tjk"]).lower(*inputs).compile()
+    compiled = gradient(ATTENTION["tjk"], range(3)).lower(*inputs).compile()
     jax.block_until_ready(compiled(*inputs))
     temporary = compiled.memory_analysis().temp_size_in_bytes / 2**20
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10  # KiB on Linux
@@ -53,41 +51,16 @@ def report_memory(T: int) -> None:
 
 def compare(dtype: str, causal: bool, T: int, samples: int) -> list[list[Any]]:
     """Rows of median milliseconds and their ratio, forward and gradient."""
-    inputs = operands(T, dtype)
-    rows = []
-    for name, direction in (("forward", jax.jit), ("gradient", gradient)):
-        functions = [direction(functools.partial(f, is_causal=causal)) for f in ATTENTION.values()]
-        tjk, jax_ = interleaved_medians(functions, inputs, samples)
-        rows.append([dtype, causal, T, name, 1e3 * tjk, 1e3 * jax_, tjk / jax_])
-    return rows
+    functions = [functools.partial(f, is_causal=causal) for f in ATTENTION.values()]
+    return [
+        [dtype, causal, T, direction, *milliseconds, milliseconds[0] / milliseconds[1]]
+        for direction, milliseconds in in_turns(functions, operands(T, dtype), range(3), samples)
+    ]
 
 
 def operands(T: int, dtype: str) -> tuple[jax.Array, ...]:
     keys = jax.random.split(jax.random.key(0), 3)
     return tuple(jax.random.normal(key, (B, T, N, H), dtype) for key in keys)
-
-
-def gradient(attention: Callable[..., jax.Array]) -> Any:
-    """The jitted gradient of the output's sum of squares in query, key and value."""
-
-    def loss(*inputs: jax.Array) -> jax.Array:
-        return jnp.sum(attention(*inputs).astype(jnp.float32) ** 2)
-
-    return jax.jit(jax.grad(loss, argnums=(0, 1, 2)))
-
-
-def interleaved_medians(
-    functions: list[Callable[..., Any]], inputs: tuple[jax.Array, ...], samples: int
-) -> list[float]:
-    """Median seconds of each function, called in turns after one call that compiles."""
-    times: list[list[float]] = [[] for _ in functions]
-    for sample in range(samples + 1):
-        for function, seconds in zip(functions, times, strict=True):
-            start = time.perf_counter()
-            jax.block_until_ready(function(*inputs))
-            if sample:
-                seconds.append(time.perf_counter() - start)
-    return [statistics.median(seconds) for seconds in times]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Compiles the suites' programs by XLA's GPU compiler for a card that is not there.
 
-    python -m tools.programs --gpu rtx3090 --implementation tjk jax_xla --tokens 1024 4096
+    python -m tools.programs --gpu rtx3090 --suite transformer --tokens 1024 4096
 
 What comes out is what that card would get: the memory a program needs, what it launches. Nothing
 is run. It takes jax-cuda13-plugin and jax-cuda13-pjrt of JAX's own version, installed without their
@@ -8,8 +8,8 @@ requirements, and no driver: `make programs` sets that up.
 """
 
 import argparse
+import dataclasses
 import json
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -25,14 +25,28 @@ from bench.case import DTYPES, OPS, Case, Selection
 from bench.step import jitted_step
 from bench.suites import SUITES
 from tjk import executors
+from tools import hlo
 from tools.cards import CARDS, Card, target_config
 
 GIB = 2**30
 
-# What `--check` asks of the float32 train_step: temporaries at T = 4096, and their growth from
-# T = 1024, where memory linear in T would give 4.
+# What is compiled unless the command line says otherwise: what `--check` looks at.
+DEFAULTS = {
+    "transformer": Selection(
+        full=True,
+        dtypes=("float32",),
+        tokens=(1024, 4096),
+        implementations=("tjk", "jax_xla"),
+    ),
+    "moe": Selection(full=True, tokens=(32768,), implementations=("tjk", "ragged_dot")),
+}
+
+# What `--check` asks of the transformer's float32 train_step: temporaries at T = 4096, and their
+# growth from T = 1024, where memory linear in T would give 4.
 MAX_TEMPORARIES = 3 * GIB
 MAX_GROWTH = 4.2
+# Of the mixture of experts' train_step: temporaries in relation to those of `jax.lax.ragged_dot`.
+MAX_SHARE = 0.5
 
 
 def compile_program(card: Card, case: Case) -> dict[str, Any]:
@@ -61,7 +75,7 @@ def compile_program(card: Card, case: Case) -> dict[str, Any]:
     start = time.perf_counter()
     with executors.target(card.capability):
         program = jitted_step(problem.measured, case["op"]).lower(*arguments).compile()
-    memory = program.memory_analysis()
+    memory, text = program.memory_analysis(), program.as_text()
     return {
         **case,
         "gpu": card.name,
@@ -69,18 +83,26 @@ def compile_program(card: Card, case: Case) -> dict[str, Any]:
         "argument_bytes": memory.argument_size_in_bytes,
         "output_bytes": memory.output_size_in_bytes,
         "aliased_bytes": memory.alias_size_in_bytes,
-        "triton_calls": count_triton_calls(program.as_text()),
+        "triton_calls": hlo.count_triton_calls(text),
         "compile_s": time.perf_counter() - start,
+        **_traffic(case, text),
     }
 
 
-def count_triton_calls(hlo: str) -> int:
-    """Launches of our kernels in a compiled program's text. XLA's own Triton fusions are others."""
-    return len(re.findall(r'custom_call_target="triton_kernel_call(?:_ffi)?"', hlo))
+def _traffic(case: Case, text: str) -> dict[str, list[str]]:
+    """Names of the instructions that move what an expert layer need not move."""
+    if case["suite"] != "moe":
+        return {}
+    slots = case["tokens"] * case["top_k"]
+    weights = case["experts"] * case["d_model"] * case["d_hidden"]
+    return {
+        "row_copies": hlo.producers(text, slots * case["d_model"]),
+        "weight_moves": hlo.rearrangements(text, weights),
+    }
 
 
-def check(rows: list[dict[str, Any]]) -> list[str]:
-    """What is wrong with the memory of the transformer's float32 train_step; empty if nothing."""
+def check_transformer(rows: list[dict[str, Any]]) -> list[str]:
+    """What is wrong with the memory of tjk's float32 train_step; empty if nothing."""
     steps = {
         row["tokens"]: row
         for row in rows
@@ -106,14 +128,47 @@ def check(rows: list[dict[str, Any]]) -> list[str]:
     return wrong
 
 
+def check_moe(rows: list[dict[str, Any]]) -> list[str]:
+    """What is wrong with tjk's train_step of 32768 tokens in either dtype; empty if nothing."""
+    steps = {
+        (row["impl"], row["dtype"]): row
+        for row in rows
+        if (row["suite"], row["tokens"], row["op"]) == ("moe", 32768, "train_step")
+    }
+    wrong = []
+    for dtype in DTYPES:
+        ours, theirs = (steps.get((impl, dtype)) for impl in ("tjk", "ragged_dot"))
+        name = f"the {dtype} train_step of 32768 tokens"
+        if ours is None or theirs is None:
+            wrong.append(f"not compiled: {name} of tjk and of ragged_dot")
+            continue
+        share = ours["temporary_bytes"] / theirs["temporary_bytes"]
+        if share > MAX_SHARE:
+            wrong.append(
+                f"temporaries of {name} are {share:.2f} of ragged_dot's, at most {MAX_SHARE} is"
+                " allowed"
+            )
+        if not ours["triton_calls"]:
+            wrong.append(f"{name} launches no Triton kernel")
+        if copies := ours["row_copies"]:
+            wrong.append(f"{name} has arrays of (M k, D): {', '.join(copies)}")
+        if moves := ours["weight_moves"]:
+            wrong.append(f"{name} rearranges expert weights: {', '.join(moves)}")
+    return wrong
+
+
+CHECKS = {"transformer": check_transformer, "moe": check_moe}
+
+
 def _cases(options: argparse.Namespace) -> Iterator[Case]:
-    selection = Selection(
-        full=True,
-        dtypes=tuple(options.dtype),
-        tokens=tuple(options.tokens),
-        implementations=tuple(options.implementation),
-    )
+    given = {
+        "dtypes": options.dtype,
+        "tokens": options.tokens,
+        "implementations": options.implementation,
+    }
+    changes = {name: tuple(values) for name, values in given.items() if values}
     for suite in options.suite:
+        selection = dataclasses.replace(DEFAULTS[suite], **changes)
         yield from (c for c in SUITES[suite].cases(selection) if c["op"] in options.op)
 
 
@@ -144,16 +199,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.programs", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--gpu", nargs="+", choices=CARDS, default=["rtx3090"])
-    parser.add_argument("--suite", nargs="+", choices=SUITES, default=["transformer"])
-    parser.add_argument("--implementation", nargs="+", default=["tjk", "jax_xla"])
-    parser.add_argument("--tokens", nargs="+", type=int, default=[1024, 4096])
-    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float32"])
+    parser.add_argument("--suite", nargs="+", choices=SUITES, default=list(SUITES))
+    parser.add_argument("--implementation", nargs="+", help="default: ours and one of JAX's")
+    parser.add_argument("--tokens", nargs="+", type=int, help="default: what --check looks at")
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, help="default: likewise")
     parser.add_argument("--op", nargs="+", choices=OPS, default=list(OPS))
     parser.add_argument("--json", metavar="FILE", help="write the rows there, too")
     parser.add_argument(
         "--check",
         action="store_true",
-        help="fail unless the float32 train_step of tjk needs little enough memory",
+        help="fail unless the train_step of tjk, as by default, needs little enough memory",
     )
     return parser
 
@@ -169,7 +224,13 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         with open(options.json, "w") as file:
             json.dump(rows, file, indent=1)
-    wrong = check(rows) if options.check else []
+    wrong = [
+        f"{CARDS[gpu].name}, {suite}: {line}"
+        for gpu in options.gpu
+        for suite in options.suite
+        for line in CHECKS[suite]([row for row in rows if row["gpu"] == CARDS[gpu].name])
+        if options.check
+    ]
     for line in wrong:
         print(f"check failed: {line}", file=sys.stderr)
     return bool(wrong)

@@ -11,6 +11,7 @@ from jax import Array
 from bench import moe_baselines
 from bench.case import DTYPES, OPS, Case, Problem, Selection
 from tjk.nn import moe
+from tjk.nn.layers import Params
 from tjk.ops.moe import reference
 from tjk.ops.routing.reference import route_top_k
 
@@ -18,9 +19,9 @@ KEY = "impl"
 FIELDS = ("impl", "dtype", "tokens", "experts", "top_k", "d_model", "d_hidden", "op")
 IMPLEMENTATIONS = ("tjk", "blocked", "ragged_dot")
 
-# Tokens and what is run at each: everything on a GPU, what takes minutes on two CPU cores.
-FULL = {4096: OPS, 32768: OPS}
-QUICK = {4096: OPS}
+# Numbers of tokens: everything on a GPU, what takes two minutes on two CPU cores.
+FULL = (4096, 32768)
+QUICK = (4096,)
 EXPERTS = 8
 TOP_K = 2
 D_MODEL = 512
@@ -36,30 +37,29 @@ _LAYERS = {
 def cases(selection: Selection) -> Iterator[Case]:
     """The selected part of the matrix, in the order of the seed's file.
 
-    d_hidden is twice d_model. A token has no neighbours, so there is no batch to select: a batch of
-    B sequences is B T tokens.
+    d_hidden is twice d_model. Tokens do not see each other, so the suite has no batch: B sequences
+    of T are B T tokens. A selection by batch therefore takes none of its cases.
     """
     if selection.batch:
         return
-    tokens = dict.fromkeys(selection.tokens, OPS) or (FULL if selection.full else QUICK)
-    for dtype, (count, ops), d_model, impl in product(
+    for dtype, tokens, d_model, impl, op in product(
         selection.dtypes or DTYPES,
-        tokens.items(),
+        selection.tokens or (FULL if selection.full else QUICK),
         selection.model_dim or (D_MODEL,),
         [i for i in IMPLEMENTATIONS if i in (selection.implementations or IMPLEMENTATIONS)],
+        OPS,
     ):
-        for op in ops:
-            yield {
-                "suite": "moe",
-                "impl": impl,
-                "dtype": dtype,
-                "tokens": count,
-                "experts": EXPERTS,
-                "top_k": TOP_K,
-                "d_model": d_model,
-                "d_hidden": 2 * d_model,
-                "op": op,
-            }
+        yield {
+            "suite": "moe",
+            "impl": impl,
+            "dtype": dtype,
+            "tokens": tokens,
+            "experts": EXPERTS,
+            "top_k": TOP_K,
+            "d_model": d_model,
+            "d_hidden": 2 * d_model,
+            "op": op,
+        }
 
 
 def unavailable(case: Case, platform: str) -> str | None:
@@ -87,29 +87,27 @@ def problem(case: Case) -> Problem:
     )
 
 
-def _by_definition(config: moe.Config, dtype: jnp.dtype, params: moe.Params, x: Array) -> Array:
-    """The model as its docstring states it, some tokens at a time and rematerialised.
+def _by_definition(
+    config: moe.Config, dtype: jnp.dtype, params: dict[str, Params], x: Array
+) -> Array:
+    """Every expert on every token, some tokens at a time and rematerialised.
 
-    Experts are chosen by float32 logits even where all else is float64: those of a token may lie so
-    near to one another that float64 would choose another expert, and be right, too.
+    In whatever dtype the rest is, experts are chosen by the float32 logits that the model itself
+    chooses by. Where two logits of a token nearly tie, float64 may choose another expert than
+    float32: that is no error of either, and would yet be one as large as the output. For all tokens
+    at once, as in the model, because a product of another shape may add up in another order.
     """
+    router = {"weight": params["router"]["weight"].astype(jnp.float32)}
+    choice = moe.router_logits({"router": router}, x.astype(jnp.float32))
+    _, experts = route_top_k(choice, config.top_k, normalize="selected")
     x = x.astype(dtype)
-    logits = moe.router_logits(params, x)
-    _, experts = route_top_k(
-        moe.router_logits(
-            jax.tree.map(lambda p: p.astype(jnp.float32), params), x.astype(jnp.float32)
-        ),
-        config.top_k,
-        normalize="selected",
-    )
-    weights = jax.nn.softmax(jnp.take_along_axis(logits, experts, axis=1), axis=1)
-    matrices = [params["experts"][name].astype(dtype) for name in ("gate", "up", "down")]
+    chosen = jnp.take_along_axis(moe.router_logits(params, x), experts, axis=1)
+    weights = jax.nn.softmax(chosen, axis=1)
+    matrices = [params[name]["weight"].astype(dtype) for name in ("gate", "up", "down")]
 
     @jax.checkpoint
-    def some(operands: tuple[Array, Array, Array]) -> Array:
-        tokens, *routing = operands
-        return reference.moe_mlp(tokens, *matrices, *routing)
+    def one(token: tuple[Array, Array, Array]) -> Array:
+        x, weights, experts = (a[None] for a in token)
+        return reference.moe_mlp(x, *matrices, weights, experts)[0]
 
-    count = next(n for n in range(min(CHUNK, len(x)), 0, -1) if len(x) % n == 0)
-    parts = [a.reshape(-1, count, a.shape[1]) for a in (x, weights, experts)]
-    return jax.lax.map(some, tuple(parts)).reshape(x.shape)
+    return jax.lax.map(one, (x, weights, experts), batch_size=CHUNK)

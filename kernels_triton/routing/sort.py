@@ -16,32 +16,34 @@ import triton.language as tl
 
 
 @triton.jit
-def block_experts(experts_ptr, offsets, S, E: tl.constexpr):
-    """The experts of some slots, E for none and -1 behind the last slot."""
-    experts = tl.load(experts_ptr + offsets, mask=offsets < S, other=0)
-    experts = tl.where((experts >= 0) & (experts < E), experts, E)
-    return tl.where(offsets < S, experts, -1)
+def block_experts(experts_ptr, slots, S, E):
+    """The experts of some slots: E for one outside [0, E), and for slots that do not exist.
+
+    These may be counted, too: they would come behind all others.
+    """
+    experts = tl.load(experts_ptr + slots, mask=slots < S, other=E)
+    return tl.where((experts >= 0) & (experts < E), experts, E)
 
 
 @triton.jit
 def expert_histogram(
     experts_ptr,
-    S, blocks,
+    S, E, blocks,
     counts_ptr, totals_ptr,
-    E: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    BINS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program counts the experts of one block, WIDTH of EXPERTS > E bins at a time.
+    """One program counts the experts of one block; BINS > E.
 
     totals (E + 1,) is zero before and has the counts of all blocks added by integer atomics, whose
     order does not matter. Grid: (blocks,).
     """
     block = tl.program_id(0)
-    experts = block_experts(experts_ptr, block * BLOCK + tl.arange(0, BLOCK), S, E)
-    for first in range(0, EXPERTS, WIDTH):
-        bins = first + tl.arange(0, WIDTH)
-        counts = tl.sum((experts[:, None] == bins[None, :]).to(tl.int32), 0)
-        tl.store(counts_ptr + bins.to(tl.int64) * blocks + block, counts, mask=bins <= E)
-        tl.atomic_add(totals_ptr + bins, counts, mask=(bins <= E) & (counts > 0), sem="relaxed")
+    slots = block * BLOCK + tl.arange(0, BLOCK)
+    # 88 instructions at 64 experts on sm_86; comparisons of slots with bins took 1,184.
+    counts = tl.histogram(block_experts(experts_ptr, slots, S, E), BINS)
+    bins = tl.arange(0, BINS)
+    tl.store(counts_ptr + bins.to(tl.int64) * blocks + block, counts, mask=bins <= E)
+    tl.atomic_add(totals_ptr + bins, counts, mask=(bins <= E) & (counts > 0), sem="relaxed")
 
 
 @triton.jit
@@ -49,14 +51,14 @@ def expert_prefix(
     counts_ptr, totals_ptr,
     blocks,
     prefix_ptr,
-    E: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
+    BINS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program makes one expert's row of prefix: where its slots in each block begin.
 
     Grid: (E + 1,).
     """
     expert = tl.program_id(0)
-    bins = tl.arange(0, EXPERTS)
+    bins = tl.arange(0, BINS)
     begin = tl.sum(tl.load(totals_ptr + bins, mask=bins < expert, other=0), 0)
     row = expert.to(tl.int64) * blocks
     for first in range(0, blocks, BLOCK):
@@ -70,9 +72,9 @@ def expert_prefix(
 @triton.jit
 def expert_scatter(
     experts_ptr, prefix_ptr,
-    S, blocks,
+    S, E, blocks,
     order_ptr, position_ptr,
-    E: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program places the slots of one block; their rank among equals comes from comparisons.
 

@@ -9,7 +9,8 @@ import pytest
 
 from bench.check import Checker, CheckFailed, judge
 from bench.step import LEARNING_RATE, jitted_step, one_by_one
-from bench.suites import transformer
+from bench.suites import moe, transformer
+from tjk.ops.moe import reference
 
 pytestmark = pytest.mark.usefixtures("two_blocks")
 
@@ -68,6 +69,62 @@ def test_train_step_is_checked_for_each_layer(checker):
             checker.check(case, problem, (loss, wrong))
     with pytest.raises(CheckFailed, match=r"loss: error 0\.01 exceeds"):
         checker.check(case, problem, (loss * 1.01, params))
+
+
+MOE = {
+    **{"suite": "moe", "impl": "tjk", "tokens": 24, "experts": 4, "top_k": 2},
+    **{"d_model": 16, "d_hidden": 32},
+}
+
+
+def without_the_last_slot(*operands):
+    *others, weights, experts = operands
+    return reference.moe_mlp(*others, weights.at[-1, -1].set(0), experts)
+
+
+def with_even_weights(*operands):
+    *others, weights, experts = operands
+    return reference.moe_mlp(*others, jnp.full_like(weights, 0.5), experts)
+
+
+def of_the_next_expert(*operands):
+    *others, experts = operands
+    return reference.moe_mlp(*others, (experts + 1) % 4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("op", ["forward", "train_step"])
+def test_right_expert_layer_passes_and_wrong_ones_do_not(checker, monkeypatch, op, dtype):
+    case = {**MOE, "dtype": dtype, "op": op}
+    problem = moe.problem(case)
+    passed = checker.check(case, problem, outcome_of(problem, op, problem.measured))
+    assert 0 <= passed["check_error"] <= passed["check_bound"] < 0.1
+    for layer in (without_the_last_slot, with_even_weights, of_the_next_expert):
+        monkeypatch.setitem(moe._LAYERS, "tjk", layer)
+        wrong = moe.problem(case).measured
+        with pytest.raises(CheckFailed, match="exceeds"):
+            checker.check(case, problem, outcome_of(problem, op, wrong))
+
+
+def test_moe_train_step_is_checked_for_the_router_and_each_matrix(checker):
+    case = {**MOE, "dtype": "float32", "op": "train_step"}
+    problem = moe.problem(case)
+    loss, params = outcome_of(problem, "train_step", problem.measured)
+    for name in ("router", "gate", "up", "down"):
+        wrong = {**params, name: problem.params[name]}
+        with pytest.raises(CheckFailed, match=f"{name}: error 1 exceeds"):
+            checker.check(case, problem, (loss, wrong))
+
+
+def test_references_choose_experts_by_the_models_float32_logits():
+    """Logits of 1 and 1 + 2^-30: the same in float32, where the lower expert is chosen then."""
+    case = {**MOE, "dtype": "float32", "op": "forward", "top_k": 1, "experts": 2}
+    problem = moe.problem(case)
+    router = jnp.zeros((16, 2)).at[0].set(1.0).at[1, 1].set(2.0**-30)
+    params = problem.params | {"router": {"weight": router}}
+    problem = dataclasses.replace(problem, params=params, inputs=(jnp.ones((24, 16)),))
+    output = outcome_of(problem, "forward", problem.measured)
+    assert Checker().check(case, problem, output)["check_error"] < 1e-6
 
 
 def test_nan_fails(checker):

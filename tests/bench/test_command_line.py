@@ -13,7 +13,7 @@ import bench
 import bench.__main__
 from bench.__main__ import main
 from bench.check import CheckFailed
-from bench.suites import transformer
+from bench.suites import moe, transformer
 
 ROOT = Path(bench.__file__).parents[1]
 SEED = ROOT / "bench" / "baselines" / "rtx3090_probjax.json"
@@ -96,21 +96,47 @@ def test_run_measures_writes_and_reports(make_row, tmp_path, capsys):
     assert {k for k in seed["device"] if not k.startswith("torch")} <= set(document["device"])
 
 
+def test_run_of_the_moe_suite(make_row, tmp_path, capsys):
+    path = tmp_path / "gpu_nn.json"
+    tiny = ["--suite", "moe", "--tokens", "8", "--model-dim", "16", "--samples", "2"]
+    selected = ["--dtype", "float32", "--implementation", "tjk", "--implementation", "blocked"]
+    assert main([*tiny, *selected, "--out", str(path), "--compare", str(SEED)]) == 0
+    config = json.loads(path.read_text())["config"]
+    sizes = {"experts": 8, "top_k": 2, "d_model": 16, "d_hidden": 32}
+    assert {name: config[name] for name in sizes} == sizes
+    assert not {"batch", "model_dim"} & config.keys()
+    assert config["tokens"] == [8]
+    assert config["implementations"] == ["tjk", "blocked"]
+    assert [(row["impl"], row["op"], row["params"]) for row in results(path)] == [
+        (impl, op, 16 * 8 + 3 * 8 * 16 * 32)
+        for impl in ("tjk", "blocked")
+        for op in ("forward", "train_step")
+    ]
+    seed_row = next(r for r in json.loads(SEED.read_text())["results"] if r["suite"] == "moe")
+    for row in results(path):
+        assert list(row)[: len(seed_row)] == list(seed_row)
+        assert list(row) == list(make_row({field: row[field] for field in ("suite", *moe.FIELDS)}))
+        assert [type(row[key]) for key in seed_row] == [type(value) for value in seed_row.values()]
+    printed = capsys.readouterr().out
+    assert "geometric mean of the speedups over blocked" in printed
+    assert f"[1] none of these cases is in {SEED}" in printed
+
+
 def test_quick_matrix_is_the_default_on_a_cpu_and_full_is_asked_for(measured):
     main([])
-    assert len(measured) == 15
+    assert len(measured) == 15 + 12
     measured.clear()
     main(["--quick"])
-    assert len(measured) == 15
+    assert len(measured) == 15 + 12
     measured.clear()
     main(["--full"])
-    assert len(measured) == 30
+    assert len(measured) == 30 + 24
 
 
 def test_full_matrix_is_the_default_on_a_gpu(measured, monkeypatch):
     monkeypatch.setattr(bench.__main__.jax, "default_backend", lambda: "gpu")
     main([])
-    assert len(measured) == 30
+    assert len(measured) == 30 + 24
 
 
 def test_options_that_select_may_be_repeated(measured):
@@ -149,10 +175,13 @@ def test_list_and_dry_run_measure_nothing(measured, tmp_path, capsys):
     listed = capsys.readouterr().out
     assert "suite transformer: attention tjk, jax_xla, jax_cudnn" in listed
     assert "full: 30 rows, tokens 256, 1024, 4096" in listed
+    assert "suite moe: impl tjk, blocked, ragged_dot" in listed
+    assert "full: 24 rows, tokens 4096, 32768\n  quick: 12 rows, tokens 4096" in listed
     assert main(["--dry-run", "--out", str(path)]) == 0
     planned = capsys.readouterr().out.splitlines()
-    assert len(planned) == 15
+    assert len(planned) == 15 + 12
     assert planned[0] == "transformer tjk float32 256 8 256 forward: run"
+    assert planned[15] == "moe tjk float32 4096 8 2 512 1024 forward: run"
     assert sum("skip (cuDNN needs an NVIDIA GPU" in line for line in planned) == 3
     assert measured == []
     assert not path.exists()
@@ -169,11 +198,11 @@ def test_resume_runs_what_failed_or_is_missing(measured, tmp_path, capsys):
     measured.clear()
     assert main(["--out", str(path), "--resume", "--dry-run"]) == 0
     planned = capsys.readouterr().out.splitlines()
-    assert [line.split(": ")[-1] for line in planned[-15:]] == [
+    assert [line.split(": ")[-1] for line in planned[-27:]] == [
         "kept",
         "run",
         "run",
-        *["kept"] * 12,
+        *["kept"] * 24,
     ]
     assert main(["--out", str(path), "--resume"]) == 0
     assert [case["op"] for case, _ in measured] == ["train_step", "forward"]
@@ -184,7 +213,18 @@ def test_resume_runs_what_failed_or_is_missing(measured, tmp_path, capsys):
 def test_resume_of_a_missing_file_starts_one(measured, tmp_path):
     path = tmp_path / "out.json"
     assert main(["--out", str(path), "--resume"]) == 0
-    assert len(results(path)) == len(measured) == 15
+    assert len(results(path)) == len(measured) == 15 + 12
+
+
+def test_resume_continues_no_other_sizes(measured, tmp_path, capsys):
+    path = str(tmp_path / "out.json")
+    assert main(["--suite", "moe", "--model-dim", "16", "--out", path]) == 0
+    complaint = usage_error(
+        capsys, "--suite", "moe", "--model-dim", "32", "--out", path, "--resume"
+    )
+    assert "its config.d_model is 16, now it is 32" in complaint
+    complaint = usage_error(capsys, "--model-dim", "16", "--out", path, "--resume")
+    assert "its config.suites is ['moe'], now it is ['transformer', 'moe']" in complaint
 
 
 def test_files_that_cannot_be_used_stop_before_any_measuring(measured, tmp_path, capsys):
@@ -211,6 +251,8 @@ def test_files_that_cannot_be_used_stop_before_any_measuring(measured, tmp_path,
         (["--samples", "many"], "invalid"),
         (["--full", "--quick"], "not allowed with"),
         (["--dtype", "float32", "--implementation", "jax_cudnn"], "no case of the matrix"),
+        (["--suite", "moe", "--batch", "4"], "no case of the matrix"),
+        (["--suite", "moe", "--implementation", "jax_xla"], "no case of the matrix"),
     ],
 )
 def test_wrong_options(measured, capsys, arguments, complaint):
@@ -307,7 +349,8 @@ def test_file_survives_a_kill_and_resumes(tmp_path, dies, rows):
     assert len(results(path)) == rows
     resumed = run_program(path, "--resume", dies="never")
     assert resumed.returncode == 0, resumed.stderr
-    ran = [line for line in resumed.stdout.splitlines() if line.startswith("transformer ")]
-    assert len([line for line in ran if "(" not in line]) == 6 - rows
-    assert len(results(path)) == 6
+    suites = ("transformer ", "moe ")
+    ran = [line for line in resumed.stdout.splitlines() if line.startswith(suites)]
+    assert len([line for line in ran if "(" not in line]) == 12 - rows
+    assert len(results(path)) == 12
     assert os.listdir(tmp_path) == ["out.json"]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import bench
 from bench.__main__ import _parser
+from bench.suites import SUITES
 
 ROOT = Path(bench.__file__).parents[1]
 DOCUMENT = (ROOT / "docs" / "benchmark.md").read_text(encoding="utf-8")
@@ -28,5 +29,13 @@ def test_every_option_is_described():
 def test_every_key_of_a_row_is_described(make_row):
     table = DOCUMENT.split("Keys of a row:")[1].split("\n## ")[0]
     described = {k for line in table.split("\n|") for k in re.findall(r"`(\w+)`", line[:80])}
-    case = dict.fromkeys(("suite", "attention", "dtype", "tokens", "batch", "model_dim", "op"))
-    assert {*make_row(case), "error", "skipped"} <= described
+    for suite in SUITES.values():
+        case = dict.fromkeys(("suite", *suite.FIELDS))
+        assert {*make_row(case), "error", "skipped"} <= described
+
+
+def test_every_implementation_is_described():
+    section = DOCUMENT.split("## What a row measures")[1].split("\n## ")[0]
+    described = set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
+    keys = {suite.KEY for suite in SUITES.values()}
+    assert described - keys == {i for suite in SUITES.values() for i in suite.IMPLEMENTATIONS}

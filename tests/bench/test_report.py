@@ -8,7 +8,7 @@ import pytest
 import bench
 from bench.case import Selection
 from bench.report import WIDTH, geometric_mean, report, speedups
-from bench.suites import transformer
+from bench.suites import moe, transformer
 
 SEED = json.loads((Path(bench.__file__).parent / "baselines" / "rtx3090_probjax.json").read_text())
 LABEL = "[1] measured elsewhere (NVIDIA GeForce RTX 3090): seed.json"
@@ -101,10 +101,11 @@ def test_file_of_the_same_device_is_not_labelled_as_elsewhere(rows):
 
 
 def test_full_matrix_beside_another_file_fits_the_width(make_row):
-    rows = [make_row(case, 1e3 * n + 0.1) for n, case in enumerate(all_cases(), 1)]
+    cases = [*all_cases(), *moe.cases(Selection(full=True))]
+    rows = [make_row(case, 1e3 * n + 0.1) for n, case in enumerate(cases, 1)]
     text = report(document_of(rows), SEED, "seed.json")
     assert max(len(line) for line in text.splitlines()) <= WIDTH
-    assert text.count("train_step") == 6
+    assert text.count("train_step") == 6 + 4
 
 
 def test_tables_that_do_not_fit_side_by_side_follow_each_other(make_row):
@@ -113,6 +114,21 @@ def test_tables_that_do_not_fit_side_by_side_follow_each_other(make_row):
     text = report(document_of(rows), SEED, "seed.json")
     assert max(len(line) for line in text.splitlines()) <= WIDTH
     assert text.count("train_step") == 2 * 6 * 4
+    assert LABEL in text
+
+
+def test_moe_has_a_speedup_over_each_baseline_and_a_file_of_other_names_beside_it(make_row):
+    medians = {"tjk": 2.0, "blocked": 3.0, "ragged_dot": 8.0}
+    cases = moe.cases(Selection(full=True, dtypes=("bfloat16",), tokens=(32768,)))
+    text = report(document_of([make_row(c, medians[c["impl"]]) for c in cases]), SEED, "seed.json")
+    sizes = "tokens 32768, experts 8, top_k 2, d_model 512, d_hidden 1024"
+    assert text.startswith(f"moe (dtype bfloat16, {sizes}, path xla): ")
+    header = ["op", "tjk", "blocked", "ragged", "speedup", "speedup", "[1]", "[1]", "[1]"]
+    assert cells(text, "op") == header
+    assert "pallas" in text
+    assert cells(text, "forward")[1:] == ["2", "3", "8", "1.50x", "4.00x", "5.064", "15.6", "48.81"]
+    assert "geometric mean of the speedups over blocked: 1.50x (2 rows)" in text
+    assert "geometric mean of the speedups over ragged_dot: 4.00x (2 rows)" in text
     assert LABEL in text
 
 

@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 import bench
 from bench.case import Selection
-from bench.suites import SUITES, key, transformer
+from bench.suites import SUITES, key, moe, transformer
+from tjk.nn.moe import router_logits
 
 SEED = Path(bench.__file__).parent / "baselines" / "rtx3090_probjax.json"
 NAMES_IN_SEED = {"tjk": "probjax_default", "jax_xla": "jax_xla", "jax_cudnn": "jax_cudnn"}
@@ -61,6 +63,64 @@ def test_cudnn_needs_16_bits_and_a_gpu():
     assert "cuDNN needs an NVIDIA GPU" in transformer.unavailable(cases[0], "cpu")
     assert transformer.unavailable(cases[0], "gpu") is None
     assert transformer.unavailable({**cases[0], "attention": "tjk"}, "cpu") is None
+
+
+def test_full_moe_matrix_is_the_seed_file_rows():
+    seed = [r for r in json.loads(SEED.read_text())["results"] if r["suite"] == "moe"]
+    ours = [
+        c | {"impl": {"tjk": "pallas"}.get(c["impl"], c["impl"])}
+        for c in moe.cases(Selection(full=True))
+    ]
+    assert [key(c) for c in ours] == [key(r) for r in seed]
+
+
+def test_quick_moe_matrix_is_the_short_half():
+    full, quick = (list(moe.cases(Selection(full=full))) for full in (True, False))
+    assert quick == [c for c in full if c["tokens"] == 4096]
+
+
+def test_selection_replaces_the_sizes_of_moe_and_takes_none_by_batch():
+    selection = Selection(
+        full=False,
+        dtypes=("bfloat16",),
+        tokens=(16, 1024),
+        model_dim=(32,),
+        implementations=("ragged_dot", "jax_cudnn"),
+    )
+    sizes = [
+        (c["impl"], c["dtype"], c["tokens"], c["d_model"], c["d_hidden"], c["op"])
+        for c in moe.cases(selection)
+    ]
+    assert sizes == [
+        ("ragged_dot", "bfloat16", tokens, 32, 64, op)
+        for tokens in (16, 1024)
+        for op in ("forward", "train_step")
+    ]
+    assert list(moe.cases(Selection(full=True, batch=(8,)))) == []
+
+
+def test_moe_problem_has_the_seed_parameter_count_and_the_case_dtype():
+    case = next(iter(moe.cases(Selection(full=True))))
+    problem = jax.eval_shape(lambda: vars(moe.problem(case))["params"])
+    assert sum(x.size for x in jax.tree.leaves(problem)) == 12_587_008
+    sizes = {"tokens": 5, "d_model": 8, "d_hidden": 16}
+    float32, bfloat16 = (moe.problem(case | sizes | {"dtype": d}) for d in ("float32", "bfloat16"))
+    assert bfloat16.inputs[0].shape == (5, 8)
+    assert bfloat16.inputs[0].dtype == "bfloat16"
+    assert (float32.inputs[0] == bfloat16.inputs[0].astype("float32")).all()
+    assert {x.dtype.name for x in jax.tree.leaves(bfloat16.params)} == {"float32"}
+
+
+def test_no_choice_of_an_expert_hangs_on_a_rounding():
+    """Float32 products, added up in whatever order, choose the same experts: see the references."""
+    case = next(iter(moe.cases(Selection(full=True, tokens=(32768,)))))
+    problem = moe.problem(case)
+    x, router = (np.float64(a) for a in (problem.inputs[0], problem.params["router"]["weight"]))
+    exact = x @ router
+    error = np.abs(jax.jit(router_logits)(problem.params, problem.inputs[0]) - exact).max()
+    descending = -np.sort(-exact, axis=1)
+    gap = (descending[:, 1] - descending[:, 2]).min()
+    assert gap > 10 * error
 
 
 def case_of(**changes):

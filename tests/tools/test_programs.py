@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from bench.suites import SUITES
 from tools import programs
 from tools.cards import CARDS, target_config
 
@@ -32,20 +33,95 @@ def _rows(short: float, long: float, calls: int = 8) -> list[dict]:
     ],
 )
 def test_check(rows, wrong):
-    found = programs.check(rows)
+    found = programs.check_transformer(rows)
     assert len(found) == len(wrong)
     for message, part in zip(found, wrong):
         assert part in message
 
 
-def test_only_our_kernels_count_as_triton_calls():
-    hlo = """
-      ROOT %a = f32[8] custom-call(%x), custom_call_target="triton_kernel_call"
-      %b = f32[8] custom-call(%x), custom_call_target="triton_kernel_call_ffi"
-      %c = f32[8] custom-call(%x), custom_call_target="__cublas$gemm"
-      %d = f32[8] fusion(%x), kind=kCustom, backend_config={"kind":"__triton_gemm"}
-    """
-    assert programs.count_triton_calls(hlo) == 2
+def _moe_rows(share: float, **ours) -> list[dict]:
+    """Rows of both implementations' train_step; tjk's temporaries are a share of the other's."""
+    row = {"suite": "moe", "tokens": 32768, "op": "train_step", "triton_calls": 9}
+    row |= {"row_copies": [], "weight_moves": []}
+    theirs = {"impl": "ragged_dot", "temporary_bytes": 1000, "triton_calls": 0}
+    theirs |= {"row_copies": ["gather.1"], "weight_moves": ["transpose.1"]}
+    mine = {"impl": "tjk", "temporary_bytes": int(1000 * share)} | ours
+    return [row | {"dtype": d} | one for d in ("float32", "bfloat16") for one in (mine, theirs)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "wrong"),
+    [
+        (_moe_rows(0.5), []),
+        (_moe_rows(0.51), ["are 0.51 of ragged_dot's, at most 0.5 is allowed"]),
+        (_moe_rows(0.2, triton_calls=0), ["launches no Triton kernel"]),
+        (_moe_rows(0.2, row_copies=["gather.7"]), ["has arrays of (M k, D): gather.7"]),
+        (_moe_rows(0.2, weight_moves=["copy.3", "b"]), ["rearranges expert weights: copy.3, b"]),
+        ([row | {"tokens": 4096} for row in _moe_rows(0.2)], ["not compiled"]),
+        ([row | {"op": "forward"} for row in _moe_rows(0.2)], ["not compiled"]),
+    ],
+)
+def test_check_of_the_expert_layer(rows, wrong):
+    found = programs.check_moe(rows)
+    assert len(found) == 2 * len(wrong)
+    for message, dtype in zip(found, ("float32", "bfloat16")):
+        assert f"the {dtype} train_step of 32768 tokens" in message
+        assert wrong[0] in message
+
+
+def test_baseline_that_was_not_compiled_is_missing():
+    found = programs.check_moe([row for row in _moe_rows(0.2) if row["impl"] == "tjk"])
+    assert [message.split(":")[0] for message in found] == ["not compiled"] * 2
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Replaces the compiling; the list fills with the cases that were asked for."""
+    cases = []
+
+    def compile_program(card, case):
+        cases.append((card.name, case))
+        sizes = dict.fromkeys(("argument_bytes", "output_bytes", "aliased_bytes"), 0)
+        memory = (2 if case["impl"] == "tjk" else 3) * 2**20
+        traffic = {"row_copies": [], "weight_moves": []}
+        row = {"gpu": card.name, "temporary_bytes": memory, "triton_calls": 1, "compile_s": 0.1}
+        return {**case, **sizes, **row, **traffic}
+
+    monkeypatch.setattr(programs, "compile_program", compile_program)
+    return cases
+
+
+def test_defaults_are_what_the_check_looks_at(compiled, capsys):
+    assert programs.main(["--suite", "moe"]) == 0
+    assert {(c["impl"], c["dtype"], c["tokens"], c["op"]) for _, c in compiled} == {
+        (impl, dtype, 32768, op)
+        for impl in ("tjk", "ragged_dot")
+        for dtype in ("float32", "bfloat16")
+        for op in ("forward", "train_step")
+    }
+    assert capsys.readouterr().out.count("train_step") == 4
+
+
+def test_options_replace_the_defaults(compiled):
+    selected = ["--suite", "moe", "--tokens", "64", "--dtype", "bfloat16", "--op", "forward"]
+    assert programs.main([*selected, "--implementation", "blocked"]) == 0
+    (_, case) = compiled.pop()
+    assert not compiled
+    assert (case["impl"], case["dtype"], case["tokens"]) == ("blocked", "bfloat16", 64)
+
+
+def test_failed_check_names_card_and_suite(compiled, capsys):
+    cards = ["--gpu", "rtx3090", "a100"]
+    assert programs.main([*cards, "--suite", "moe", "--op", "train_step", "--check"]) == 1
+    failed = capsys.readouterr().err.split("check failed: ")[1:]
+    assert len(failed) == 4
+    for line, card in zip(failed, ("rtx3090", "rtx3090", "a100", "a100")):
+        assert line.startswith(f"{CARDS[card].name}, moe: temporaries of the ")
+        assert "are 0.67 of ragged_dot's" in line
+
+
+def test_every_suite_has_defaults_and_a_check():
+    assert programs.DEFAULTS.keys() == programs.CHECKS.keys() == SUITES.keys()
 
 
 @pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)

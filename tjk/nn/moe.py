@@ -16,6 +16,7 @@ https://arxiv.org/abs/1701.06538
 Shazeer: GLU Variants Improve Transformer, https://arxiv.org/abs/2002.05202
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -46,7 +47,7 @@ class Config:
         activation: a: "silu", "gelu" (tanh approximation) or "relu".
 
     Raises:
-        ValueError: a size below 1, or more experts a token than there are.
+        ValueError: a size below 1, more experts a token than there are, or another activation.
     """
 
     d_model: int = 512
@@ -61,6 +62,8 @@ class Config:
                 fail_value("moe.Config", f"{name} must be at least 1", self)
         if self.top_k > self.experts:
             fail_value("moe.Config", "top_k must be at most experts", self)
+        if self.activation not in ("silu", "gelu", "relu"):
+            fail_value("moe.Config", "activation must be 'silu', 'gelu' or 'relu'", self)
 
 
 class Losses(NamedTuple):
@@ -83,19 +86,16 @@ def init(key: Array, config: Config) -> dict[str, Params]:
         config: sizes.
 
     Returns:
-        {"router": {"weight" (D, E)}, "experts": {"gate" (E, D, F), "up" (E, D, F),
-        "down" (E, F, D)}}.
+        {"router", "gate", "up", "down"}, each {"weight"}: (D, E), (E, D, F), (E, D, F), (E, F, D).
     """
     D, F, E = config.d_model, config.d_hidden, config.experts
-    draw = jax.nn.initializers.lecun_normal(batch_axis=0)
+    one, each = (jax.nn.initializers.lecun_normal(batch_axis=axes) for axes in ((), (0,)))
     keys = jax.random.split(key, 4)
     return {
-        "router": {"weight": draw(keys[0], (1, D, E), jnp.float32)[0]},
-        "experts": {
-            "gate": draw(keys[1], (E, D, F), jnp.float32),
-            "up": draw(keys[2], (E, D, F), jnp.float32),
-            "down": draw(keys[3], (E, F, D), jnp.float32),
-        },
+        "router": {"weight": one(keys[0], (D, E), jnp.float32)},
+        "gate": {"weight": each(keys[1], (E, D, F), jnp.float32)},
+        "up": {"weight": each(keys[2], (E, D, F), jnp.float32)},
+        "down": {"weight": each(keys[3], (E, F, D), jnp.float32)},
     }
 
 
@@ -117,7 +117,8 @@ def apply(
         x: (..., D), floating; cast to `dtype`.
         dtype: floating dtype of activations and of the operands of the experts' matrix products.
         implementation: None, "triton" or "xla": of `tjk.ops.moe_mlp` and `tjk.ops.route_top_k`;
-            or a function of moe_mlp's positional arguments in its place.
+            or, in moe_mlp's place, a function of its positional arguments, with an activation of
+            its own; the routing is "xla" then.
 
     Returns:
         (..., D) in `dtype`, and the losses.
@@ -140,15 +141,13 @@ def apply(
             raise TypeError(f"moe.apply: {name} must be floating, got {jnp.dtype(given)}")
     tokens = x.reshape(-1, config.d_model).astype(dtype)  # (M, D)
     logits = router_logits(params, tokens)  # (M, E)
-    layer = implementation
-    if not callable(implementation):
-
-        def layer(*operands: Array) -> Array:
-            return moe_mlp(*operands, activation=config.activation, implementation=implementation)
-
-    chosen_by = "xla" if callable(implementation) else implementation  # a baseline is plain JAX
-    weights, experts = route_top_k(logits, config.top_k, implementation=chosen_by)  # (M, k)
-    matrices = (params["experts"][name].astype(dtype) for name in ("gate", "up", "down"))
+    if callable(implementation):
+        layer, routing = implementation, "xla"
+    else:
+        options = {"activation": config.activation, "implementation": implementation}
+        layer, routing = functools.partial(moe_mlp, **options), implementation
+    weights, experts = route_top_k(logits, config.top_k, implementation=routing)  # (M, k)
+    matrices = (params[name]["weight"].astype(dtype) for name in ("gate", "up", "down"))
     y = layer(tokens, *matrices, weights, experts)  # (M, D)
     losses = Losses(load_balance_loss(logits, experts), router_z_loss(logits))
     return y.reshape(x.shape), losses

@@ -56,7 +56,7 @@ def test_activations(implementation, activation, dtype):
 
 
 def test_many_experts(implementation):
-    shape = Shape(M=20, D=16, F=16, E=64, k=8)
+    shape = Shape(M=20, D=16, F=16, E=40, k=8)
     check(shape, random_experts(shape), "float32", implementation, precision="highest")
 
 
@@ -101,7 +101,7 @@ def test_two_runs_give_the_same_bits(implementation, dtype):
         np.testing.assert_array_equal(np.float32(a), np.float32(b))
 
 
-@settings(max_examples=8, deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(max_examples=5, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(st.data())
 def test_random_problems(implementation, data):
     widths = st.sampled_from([1, 5, 16, 33, 64])

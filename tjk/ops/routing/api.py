@@ -1,6 +1,5 @@
 """`route_top_k` and `sort_by_expert`: contracts, checks, choice of implementation, derivative."""
 
-import dataclasses
 import functools
 from typing import Any, Literal
 
@@ -32,8 +31,9 @@ def route_top_k(
 
     with N the k chosen experts for "selected", all of them for "all". Experts come in descending
     order of their logits, of equal logits the lower number first; -0.0 equals 0.0, and NaN is
-    larger than all. A row's experts are always k different ones, also where logits are -inf or NaN;
-    weights are then what `jax.nn.softmax` gives of the same logits.
+    larger than all. A row's experts are always k different ones, also where logits are infinite or
+    NaN; its weights are then those of `jax.nn.softmax`: NaN if a logit of N is inf or NaN or if all
+    are -inf.
 
     Computed in float32 (float64 for float64). Differentiable in the logits, through the weights.
 
@@ -92,47 +92,32 @@ def route_top_k(
                 "or None"
             )
         implementation = "xla"
-    return _route(logits, _Options(implementation, k, normalize))
+    return _route(logits, k, normalize, implementation)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Options:
-    """What is fixed while a program is traced."""
-
-    implementation: Implementation
-    k: int
-    normalize: str
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _route(
+    logits: Array, k: int, normalize: str, implementation: Implementation
+) -> tuple[Array, Array]:
+    return _call(implementation, "top_k_forward", logits, k=k, normalize=normalize)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _route(logits: Array, options: _Options) -> tuple[Array, Array]:
-    def triton(logits: Array) -> tuple[Array, Array]:
-        from tjk.ops.routing import triton  # needs the package triton, which Linux alone has
-
-        return triton.top_k_forward(logits, options.k, normalize=options.normalize)
-
-    def plain(logits: Array) -> tuple[Array, Array]:
-        return xla.top_k_forward(logits, options.k, normalize=options.normalize)
-
-    return choice.dispatch(options.implementation, triton, plain, logits)
-
-
-def _forward(logits: Array, options: _Options) -> tuple[tuple[Array, Array], Any]:
-    weights, experts = _route(logits, options)
+def _forward(
+    logits: Array, k: int, normalize: str, implementation: Implementation
+) -> tuple[tuple[Array, Array], Any]:
+    weights, experts = _route(logits, k, normalize, implementation)
     return (weights, experts), (logits, weights, experts)
 
 
-def _backward(options: _Options, residuals: Any, cotangents: tuple[Array, Any]) -> Any:
-    def triton(*operands: Array) -> Array:
-        from tjk.ops.routing import triton
-
-        return triton.top_k_backward(*operands, normalize=options.normalize)
-
-    def plain(*operands: Array) -> Array:
-        return xla.top_k_backward(*operands, normalize=options.normalize)
-
+def _backward(
+    k: int,
+    normalize: str,
+    implementation: Implementation,
+    residuals: Any,
+    cotangents: tuple[Array, Any],
+) -> tuple[Array]:
     operands = (*residuals, cotangents[0])
-    return (choice.dispatch(options.implementation, triton, plain, *operands),)
+    return (_call(implementation, "top_k_backward", *operands, k=k, normalize=normalize),)
 
 
 _route.defvjp(_forward, _backward)
@@ -143,8 +128,11 @@ def sort_by_expert(
 ) -> ExpertOrder:
     """Sorts slots by expert, stably: what `grouped_matmul` needs to take rows expert by expert.
 
-    A counting sort: (M k + E) work, no comparison of slots that are far apart. Slots with an expert
-    outside [0, E) come last and count in no group, so that a grouped product gives them 0.
+    A counting sort, block of slots by block: only slots of one block are compared. Slots with an
+    expert outside [0, E) come last and count in no group, so that a grouped product gives them 0.
+    Integers alone: two runs give the same result.
+
+    Source: Cormen et al., Introduction to Algorithms, counting sort.
 
     Args:
         experts: (M, k) or (M,) int32: slot m k + j is token m's j-th expert.
@@ -176,14 +164,25 @@ def sort_by_expert(
     if not (isinstance(num_experts, int) and num_experts >= 1):
         checks.fail_value(op, "num_experts must be an int of at least 1", repr(num_experts))
     if experts.size >= 2**31:
-        checks.fail_value(op, "there must be less than 2^31 slots", experts.shape)
+        checks.fail_value(op, "there must be fewer than 2^31 slots", experts.shape)
 
-    def triton(experts: Array) -> ExpertOrder:
-        from tjk.ops.routing import triton
+    return _call(implementation, "sort", experts.reshape(-1), num_experts=num_experts)
 
-        return triton.sort(experts, num_experts)
 
-    def plain(experts: Array) -> ExpertOrder:
-        return xla.sort(experts, num_experts)
+def _call(
+    implementation: Implementation,
+    name: Literal["top_k_forward", "top_k_backward", "sort"],
+    *operands: Array,
+    **options: Any,
+) -> Any:
+    """Calls the chosen implementation's function of that name."""
 
-    return choice.dispatch(implementation, triton, plain, experts.reshape(-1))
+    def triton(*operands: Array) -> Any:
+        from tjk.ops.routing import triton  # needs the package triton, which Linux alone has
+
+        return getattr(triton, name)(*operands, **options)
+
+    def plain(*operands: Array) -> Any:
+        return getattr(xla, name)(*operands, **options)
+
+    return choice.dispatch(implementation, triton, plain, *operands)

@@ -24,7 +24,7 @@ def load_balance_loss(logits: ArrayLike, experts: ArrayLike) -> Array:
 
     Args:
         logits: (M, E), the router's.
-        experts: (M, k) integers, the chosen experts; others than 0 to E - 1 count in no f.
+        experts: (M, k) int32, the chosen experts; others than 0 to E - 1 count in no f.
 
     Returns:
         A scalar; 0 for M = 0.
@@ -41,12 +41,11 @@ def load_balance_loss(logits: ArrayLike, experts: ArrayLike) -> Array:
     logits, experts = _logits("load_balance_loss", logits), jnp.asarray(experts)
     M, E = logits.shape
     checks.check_shape("load_balance_loss", "experts", experts, "Mk", {"M": M})
-    if not jnp.issubdtype(experts.dtype, jnp.integer):
-        raise TypeError(f"load_balance_loss: experts must be integers, got {experts.dtype}")
-    chosen = experts.reshape(-1, 1) == jnp.arange(E, dtype=experts.dtype)
+    checks.check_dtype("load_balance_loss", "experts", experts, ("int32",))
+    chosen = experts.reshape(-1, 1) == jnp.arange(E, dtype=jnp.int32)
     fraction = chosen.sum(0).astype(logits.dtype) / max(1, experts.size)
     mean = jax.nn.softmax(logits, axis=1).sum(0) / max(1, M)
-    return E * jnp.sum(jax.lax.stop_gradient(fraction) * mean)
+    return E * jnp.sum(fraction * mean)
 
 
 def router_z_loss(logits: ArrayLike) -> Array:

@@ -9,10 +9,12 @@ from tjk.ops.routing.order import ExpertOrder
 
 def route_top_k(logits: Array, k: int, *, normalize: str) -> tuple[Array, Array]:
     """The k largest logits' softmax weights, in the logits' dtype, and experts: (M, k) each."""
-    chosen, experts = jax.lax.top_k(logits, k)
+    experts = jnp.argsort(logits, axis=1, descending=True, stable=True)[:, :k].astype(jnp.int32)
     if normalize == "selected":
-        return jax.nn.softmax(chosen, axis=1), experts
-    return jnp.take_along_axis(jax.nn.softmax(logits, axis=1), experts, axis=1), experts
+        weights = jax.nn.softmax(jnp.take_along_axis(logits, experts, axis=1), axis=1)
+    else:
+        weights = jnp.take_along_axis(jax.nn.softmax(logits, axis=1), experts, axis=1)
+    return weights, experts
 
 
 def sort_by_expert(experts: Array, num_experts: int) -> ExpertOrder:

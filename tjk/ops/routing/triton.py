@@ -1,6 +1,5 @@
 """Routing in Triton: launches."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -12,16 +11,14 @@ from tjk import executors
 from tjk.launch import Launch
 from tjk.ops.routing.order import ExpertOrder
 
-_BLOCK = 128  # slots in a block: its comparisons, 128 x 128, fit the registers of four warps
-_PREFIX_BLOCK = 1024
-_HISTOGRAM_WIDTH = 64  # bins counted at a time
+_BLOCK = 128  # slots: four warps then compare each with each in 128 steps of a thread
+_PREFIX_BLOCK = 1024  # blocks whose counts a program adds up at a time
 _TOP_K_ELEMENTS = 1024  # logits that a program of top-k holds
 
 
 def sort(experts: Array, num_experts: int) -> ExpertOrder:
     """A stable counting sort of slots by expert; experts (S,) int32."""
-    (slots,) = experts.shape
-    if not slots:
+    if not experts.size:
         nothing = jnp.zeros(0, jnp.int32)
         return ExpertOrder(nothing, nothing, jnp.zeros(num_experts, jnp.int32))
     counts, totals = executors.run(histogram_launch(experts, num_experts))
@@ -32,35 +29,31 @@ def sort(experts: Array, num_experts: int) -> ExpertOrder:
 
 def histogram_launch(experts: Array, num_experts: int) -> Launch:
     """The launch that counts experts by block, (E + 1, blocks), and in all, (E + 1,)."""
-    blocks = -(-len(experts) // _BLOCK)
-    bins = _power_of_two(num_experts + 1)
+    slots, bins = len(experts), num_experts + 1
+    blocks = -(-slots // _BLOCK)
     return _launch(
         kernels.expert_histogram,
         (experts,),
-        ((num_experts + 1, blocks), (num_experts + 1,)),
-        scalars=(len(experts), blocks),
-        grid=blocks,
+        (_int32(bins, blocks), _int32(bins)),
+        scalars=(slots, num_experts, blocks),
+        programs=blocks,
+        constexprs={"BINS": _power_of_two(bins), "BLOCK": _BLOCK},
+        num_warps=2,  # no more threads than slots, also where a warp has 64
         zeroed=(1,),
-        constexprs={
-            **{"E": num_experts, "EXPERTS": bins, "BLOCK": _BLOCK},
-            "WIDTH": min(bins, _HISTOGRAM_WIDTH),
-        },
     )
 
 
 def prefix_launch(counts: Array, totals: Array) -> Launch:
     """The launch that makes each expert's first position in each block, (E + 1, blocks)."""
     bins, blocks = counts.shape
+    block = min(_PREFIX_BLOCK, _power_of_two(blocks))
     return _launch(
         kernels.expert_prefix,
         (counts, totals),
-        ((bins, blocks),),
+        (_int32(bins, blocks),),
         scalars=(blocks,),
-        grid=bins,
-        constexprs={
-            **{"E": bins - 1, "EXPERTS": _power_of_two(bins)},
-            "BLOCK": min(_PREFIX_BLOCK, max(32, _power_of_two(blocks))),
-        },
+        programs=bins,
+        constexprs={"BINS": _power_of_two(bins), "BLOCK": block},
     )
 
 
@@ -70,79 +63,87 @@ def scatter_launch(experts: Array, prefix: Array) -> Launch:
     return _launch(
         kernels.expert_scatter,
         (experts, prefix),
-        ((slots,), (slots,)),
-        scalars=(slots, blocks),
-        grid=blocks,
-        constexprs={"E": bins - 1, "BLOCK": _BLOCK},
+        (_int32(slots), _int32(slots)),
+        scalars=(slots, bins - 1, blocks),
+        programs=blocks,
+        constexprs={"BLOCK": _BLOCK},
     )
 
 
-def top_k_forward(logits: Array, k: int, *, normalize: str) -> tuple[Array, Array]:
+def top_k_forward(logits: Array, *, k: int, normalize: str) -> tuple[Array, Array]:
     """logits (M, E) -> weights (M, k) float32, experts (M, k) int32."""
-    M = logits.shape[0]
-    shapes = (((M, k), jnp.float32), ((M, k), jnp.int32))
-    launch = _top_k_launch(kernels.top_k_forward, (logits,), shapes, k, normalize)
-    launch = dataclasses.replace(
-        launch, constexprs=dict(launch.constexprs) | {"CHOSEN": _power_of_two(k)}
+    M, E = logits.shape
+    weights, experts = executors.run(
+        _launch(
+            kernels.top_k_forward,
+            (logits[None],),
+            (jax.ShapeDtypeStruct((1, M, k), jnp.float32), _int32(1, M, k)),
+            **_rows(M, E, k, normalize),
+        )
     )
-    weights, experts = executors.run(launch)
     return weights[0], experts[0]
 
 
 def top_k_backward(
-    logits: Array, weights: Array, experts: Array, d_weights: Array, *, normalize: str
+    logits: Array, weights: Array, experts: Array, d_weights: Array, *, k: int, normalize: str
 ) -> Array:
     """d_logits (M, E) in the logits' dtype."""
-    inputs = (logits, weights, experts, d_weights)
-    shapes = ((logits.shape, logits.dtype),)
-    launch = _top_k_launch(kernels.top_k_backward, inputs, shapes, weights.shape[1], normalize)
-    return executors.run(launch)[0][0]
-
-
-def _top_k_launch(
-    kernel: object, inputs: tuple[Array, ...], shapes: Any, k: int, normalize: str
-) -> Launch:
-    (M, E), experts = inputs[0].shape, _power_of_two(inputs[0].shape[1])
-    block_m = max(1, _TOP_K_ELEMENTS // experts)
-    outputs = tuple(jax.ShapeDtypeStruct((1, *shape), dtype) for shape, dtype in shapes)
-    return Launch(
-        kernel=kernel,
-        inputs=tuple(x[None] for x in inputs),
-        scalars=(M,),
-        outputs=outputs,
-        grid=(-(-M // block_m),),
-        constexprs={
-            **{"E": E, "EXPERTS": experts, "TOP_K": k, "BLOCK_M": block_m},
-            "NORMALIZE_ALL": normalize == "all",
-        },
-        batched=True,
-        bytes=sum(x.size * x.dtype.itemsize for x in (*inputs, *outputs)),
-        arch=executors.architecture(),
+    M, E = logits.shape
+    (d_logits,) = executors.run(
+        _launch(
+            kernels.top_k_backward,
+            tuple(x[None] for x in (logits, weights, experts, d_weights)),
+            (jax.ShapeDtypeStruct((1, M, E), logits.dtype),),
+            unread=0 if normalize == "all" else 1,
+            **_rows(M, E, k, normalize),
+        )
     )
+    return d_logits[0]
+
+
+def _rows(M: int, E: int, k: int, normalize: str) -> dict[str, Any]:
+    """What both launches of top-k have in common: a batch of 1, and a tile of whole rows."""
+    block_e = _power_of_two(E)
+    block_m = max(1, _TOP_K_ELEMENTS // block_e)
+    return {
+        "scalars": (M,),
+        "programs": -(-M // block_m),
+        "constexprs": {
+            "E": E,
+            "BLOCK_E": block_e,
+            "TOP_K": k,
+            "BLOCK_K": _power_of_two(k),
+            "NORMALIZE_ALL": normalize == "all",
+            "BLOCK_M": block_m,
+        },
+        "batched": True,
+    }
 
 
 def _launch(
-    kernel: object,
+    kernel: Any,
     inputs: tuple[Array, ...],
-    shapes: tuple[tuple[int, ...], ...],
+    outputs: tuple[jax.ShapeDtypeStruct, ...],
     *,
-    scalars: tuple[int, ...],
-    grid: int,
-    constexprs: dict[str, int],
-    zeroed: tuple[int, ...] = (),
+    programs: int,
+    unread: int = 0,
+    **options: Any,
 ) -> Launch:
-    outputs = tuple(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes)
+    """A launch on a grid of one axis; it does not read the first `unread` of its inputs."""
+    moved: tuple[Any, ...] = (*inputs[unread:], *outputs)
     return Launch(
         kernel=kernel,
         inputs=inputs,
-        scalars=scalars,
         outputs=outputs,
-        grid=(grid,),
-        constexprs=constexprs,
-        zeroed=zeroed,
-        bytes=sum(x.size * x.dtype.itemsize for x in (*inputs, *outputs)),
+        grid=(programs,),
+        bytes=sum(x.size * x.dtype.itemsize for x in moved),
         arch=executors.architecture(),
+        **options,
     )
+
+
+def _int32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
 def _power_of_two(size: int) -> int:

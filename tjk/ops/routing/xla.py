@@ -1,69 +1,97 @@
 """Routing in plain JAX."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from tjk.ops.routing.order import ExpertOrder
 
-_BLOCK = 32  # measured on a CPU: faster than 16, 64 and 128 at 8192 slots of 8 experts
+_BLOCK = 32  # slots; XLA's CPU compiler fuses a sum with what it adds up to 32 terms, not beyond
 
 
 def sort(experts: Array, num_experts: int) -> ExpertOrder:
-    """A stable counting sort of slots by expert, block by block; experts (S,) int32."""
+    """A stable counting sort of slots by expert, block by block; experts (S,) int32.
+
+    Nothing of S x E elements is kept: counts are summed as slots and bins are compared.
+    """
     (slots,) = experts.shape
-    blocks = -(-slots // _BLOCK)
+    blocks = max(1, -(-slots // _BLOCK))
     experts = jnp.where((experts >= 0) & (experts < num_experts), experts, num_experts)
-    padded = jnp.pad(experts, (0, blocks * _BLOCK - slots), constant_values=-1)
-    padded = padded.reshape(blocks, _BLOCK)
+    padding = blocks * _BLOCK - slots
+    experts = jnp.pad(experts, (0, padding), constant_values=num_experts).reshape(blocks, _BLOCK)
     bins = jnp.arange(num_experts + 1, dtype=jnp.int32)
-    counts = jnp.sum(padded[:, :, None] == bins, axis=1, dtype=jnp.int32)  # (blocks, E + 1)
-    totals = jnp.sum(counts, axis=0, dtype=jnp.int32)
-    begin = jnp.cumsum(totals) - totals + jnp.cumsum(counts, axis=0) - counts
-    lanes = jnp.arange(_BLOCK)
-    earlier = (padded[:, None, :] == padded[:, :, None]) & (lanes[None, :] < lanes[:, None])
+    counts = jnp.sum(experts[:, :, None] == bins, axis=1, dtype=jnp.int32)  # (blocks, E + 1)
+    running = jnp.cumsum(counts, axis=0, dtype=jnp.int32)
+    totals = running[-1]  # a sum over blocks would be merged with that over slots, unfused
+    begin = jnp.cumsum(totals, dtype=jnp.int32) - totals + running - counts
+    lanes = jnp.arange(_BLOCK, dtype=jnp.int32)
+    earlier = (experts[:, None, :] == experts[:, :, None]) & (lanes < lanes[:, None])
     rank = jnp.sum(earlier, axis=2, dtype=jnp.int32)
-    begin = jnp.take_along_axis(begin, jnp.maximum(padded, 0), axis=1)
-    position = (begin + rank).reshape(-1)[:slots].astype(jnp.int32)
-    order = jnp.zeros(slots, jnp.int32)
-    order = order.at[position].set(jnp.arange(slots, dtype=jnp.int32), unique_indices=True)
+    begin = jnp.take_along_axis(begin, experts, axis=1, mode="promise_in_bounds")
+    position = (begin + rank).reshape(-1)[:slots]
+    order = jnp.zeros_like(position)
+    order = order.at[position].set(
+        jnp.arange(slots, dtype=jnp.int32), mode="promise_in_bounds", unique_indices=True
+    )
     return ExpertOrder(order, position, totals[:num_experts])
 
 
-def top_k_forward(logits: Array, k: int, *, normalize: str) -> tuple[Array, Array]:
+def top_k_forward(logits: Array, *, k: int, normalize: str) -> tuple[Array, Array]:
     """logits (M, E) -> weights (M, k) float32 (float64 for float64), experts (M, k) int32."""
-    logits = logits.astype(_accumulator(logits.dtype))
-    experts = jax.lax.top_k(_order_keys(logits), k)[1].astype(jnp.int32)
-    chosen = jnp.take_along_axis(logits, experts, axis=1)
-    peak = chosen[:, :1]
-    summed = logits if normalize == "all" else chosen
-    return jnp.exp(chosen - peak) / jnp.exp(summed - peak).sum(1, keepdims=True), experts
+    if logits.dtype != jnp.float64:
+        logits = logits.astype(jnp.float32)
+    experts = _largest(_order_keys(logits), k)
+    chosen = jnp.take_along_axis(logits, experts, axis=1, mode="promise_in_bounds")
+    weights = jnp.exp(chosen - chosen[:, :1])
+    if normalize == "selected":
+        return weights / jnp.sum(weights, axis=1, keepdims=True), experts
+    return weights / jnp.sum(jnp.exp(logits - chosen[:, :1]), axis=1, keepdims=True), experts
 
 
 def top_k_backward(
-    logits: Array, weights: Array, experts: Array, d_weights: Array, *, normalize: str
+    logits: Array, weights: Array, experts: Array, d_weights: Array, *, k: int, normalize: str
 ) -> Array:
     """d_logits (M, E) in the logits' dtype."""
-    product = weights * d_weights
-    mean = product.sum(1, keepdims=True)
-    rows = jnp.arange(len(logits))[:, None]
+    del k
+    mean = jnp.sum(weights * d_weights, axis=1, keepdims=True)
     if normalize == "selected":
-        share = jnp.zeros(logits.shape, weights.dtype).at[rows, experts].set(weights)
+        d_logits = jnp.zeros_like(logits, weights.dtype)
     else:
-        share = jax.nn.softmax(logits.astype(weights.dtype), axis=1)
-    return (-share * mean).at[rows, experts].add(product).astype(logits.dtype)
-
-
-def _accumulator(dtype: Any) -> Any:
-    return jnp.float64 if dtype == jnp.float64 else jnp.float32
+        d_logits = -mean * jax.nn.softmax(logits.astype(weights.dtype), axis=1)
+    d_logits = jnp.put_along_axis(
+        d_logits,
+        experts,
+        weights * (d_weights - mean),
+        axis=1,
+        inplace=False,
+        mode="promise_in_bounds",
+    )
+    return d_logits.astype(logits.dtype)
 
 
 def _order_keys(logits: Array) -> Array:
-    """Integers in the order of the logits: equal for -0.0 and 0.0, largest for NaN."""
+    """Integers in the order of the logits: 0 for both zeros, the largest for every NaN.
+
+    Made of bits alone: XLA's CPU code compares numbers below the least normal one as if equal.
+    """
     integer = jnp.int64 if logits.dtype == jnp.float64 else jnp.int32
     largest = jnp.iinfo(integer).max
-    # Not + 0.0: XLA takes that for nothing to do.
-    bits = jax.lax.bitcast_convert_type(jnp.where(logits == 0, 0, logits), integer)
-    return jnp.where(jnp.isnan(logits), largest, jnp.where(bits < 0, bits ^ largest, bits))
+    bits = lax.bitcast_convert_type(logits, integer)
+    size = bits & largest
+    return jnp.where(jnp.isnan(logits), largest, jnp.where(bits < 0, -size, size))
+
+
+def _largest(keys: Array, k: int) -> Array:
+    """The columns of each row's k largest keys, of equal ones the first first; (M, k) int32.
+
+    A pass over all for each. Measured on a CPU, 8 of 64 in 32768 rows: 8 ms, where `lax.top_k` of
+    integers, a sort, takes 26 ms (JAX 0.11.2) or 186 ms (0.10.2).
+    """
+    columns = jnp.arange(keys.shape[1], dtype=jnp.int32)
+    least = jnp.iinfo(keys.dtype).min  # below every key
+
+    def take(keys: Array, _: None) -> tuple[Array, Array]:
+        column = lax.argmax(keys, 1, jnp.int32)
+        return jnp.where(columns == column[:, None], least, keys), column
+
+    return lax.scan(take, keys, None, length=k)[1].T
