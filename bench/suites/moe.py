@@ -19,7 +19,7 @@ KEY = "impl"
 FIELDS = ("impl", "dtype", "tokens", "experts", "top_k", "d_model", "d_hidden", "op")
 IMPLEMENTATIONS = ("tjk", "blocked", "ragged_dot")
 
-# Numbers of tokens: everything on a GPU, what takes two minutes on two CPU cores.
+# Numbers of tokens: everything on a GPU, what takes three minutes on two CPU cores.
 FULL = (4096, 32768)
 QUICK = (4096,)
 EXPERTS = 8

@@ -30,7 +30,7 @@ class Tile:
 
 
 # By kernel and kind of products, for blocks of 64, 32 and 16 rows.
-_TILES: dict[tuple[Kernel, Products], tuple[Tile, Tile, Tile]] = {
+_TILES: dict[tuple[Kernel, Products], tuple[Tile, ...]] = {
     ("matmul", "16-bit"): (
         Tile(64, 128, 32, 4, 3),
         Tile(32, 128, 32, 4, 3),
@@ -73,7 +73,8 @@ _TILES: dict[tuple[Kernel, Products], tuple[Tile, Tile, Tile]] = {
     ),
 }
 # Full float32 has no tensor cores: small tiles, whose accumulators leave registers for the rest.
-_IEEE = (Tile(32, 64, 32, 4, 2), Tile(32, 64, 32, 4, 2), Tile(16, 64, 32, 4, 2))
+_IEEE = (Tile(32, 64, 32, 4, 2), Tile(16, 64, 32, 4, 2))
+_IEEE_GATE_UP = (Tile(32, 32, 32, 4, 2), Tile(16, 32, 32, 4, 2))  # which has two accumulators
 _OUTER: dict[Products, Tile] = {
     "16-bit": Tile(32, 128, 128, 8, 3),
     "tf32": Tile(32, 128, 128, 8, 2),
@@ -88,7 +89,10 @@ def rows_tile(kernel: Kernel, products: Products, rows: int, groups: int, column
     eighth of the rows.
     """
     highest = rows // max(1, 4 * groups)
-    tiles = _IEEE if products == "ieee" else _TILES[kernel, products]
+    if products == "ieee":
+        tiles = _IEEE_GATE_UP if kernel == "gate_up" else _IEEE
+    else:
+        tiles = _TILES[kernel, products]
     chosen = next((tile for tile in tiles if tile.block_m <= highest), tiles[-1])
     return dataclasses.replace(chosen, block_n=_fitting(chosen.block_n, columns))
 
