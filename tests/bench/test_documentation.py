@@ -11,13 +11,18 @@ ROOT = Path(bench.__file__).parents[1]
 DOCUMENT = (ROOT / "docs" / "benchmark.md").read_text(encoding="utf-8")
 
 
-def test_readme_example_runs():
-    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)[1]
+def test_readme_examples_run():
+    examples = re.findall(
+        r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL
+    )
     names = {}
-    exec(code, names)
+    exec(examples[0], names)
     assert names["output"].shape == (2, 128, 4, 64)
     assert names["gradients"]["block_3"]["value"]["weight"].shape == (256, 256)
-    assert len([line for line in code.splitlines() if line]) <= 15
+    exec(examples[1], names)
+    assert names["y"].shape == (1024, 64)
+    assert names["output"].shape == (1024, 128)
+    assert all(len([line for line in e.splitlines() if line]) <= 15 for e in examples)
 
 
 def test_every_option_is_described():
