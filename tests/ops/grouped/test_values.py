@@ -52,7 +52,7 @@ def test_many_groups(implementation):
 
 def test_many_rows_of_one_group(implementation):
     """So many that the rows of the contraction are shared by several programs."""
-    check([1100, 0, 3], "float32", implementation, M=1105, K=16, N=16, precision="highest")
+    check([1100], "float32", implementation, M=1105, K=16, N=16, precision="highest")
 
 
 @pytest.mark.parametrize("sizes", [[70, 50], [-5, 40], [100, 2**31 - 1], [2**31 - 1] * 3])

@@ -40,16 +40,16 @@ EXPERTS = {
     "random": (uniform(300, high=8), 8),
     "several a token": (uniform(70, 4, high=8), 8),
     "all to one": (np.full(300, 5, np.int32), 8),
-    "all to the last": (np.full(129, 7, np.int32), 8),
+    "all to the last": (np.full(129, 4, np.int32), 5),
     "empty experts": (3 * uniform(300, high=3), 8),
     "out of range": (uniform(300, low=-3, high=12), 8),
-    "none in range": (uniform(150, low=8, high=20), 8),
-    "negative": (np.full(5, -1, np.int32), 8),
+    "none in range": (uniform(300, low=8, high=20), 8),
+    "negative": (np.full(300, -1, np.int32), 8),
     "extremes": (np.array([INT32.min, 1, INT32.max, 0, -1, 2, 1], np.int32), 2),
     "sorted": (np.sort(uniform(300, high=8)), 8),
     "descending": (-np.sort(-uniform(300, high=8)), 8),
     "one expert": (uniform(140, low=-1, high=2), 1),
-    "many experts": (uniform(300, high=256), 256),
+    "many experts": (uniform(300, high=64), 64),
     "more experts than slots": (uniform(20, low=-5, high=1030), 1024),
     "no slots": (np.zeros(0, np.int32), 3),
     "no tokens": (np.zeros((0, 2), np.int32), 3),
@@ -98,8 +98,7 @@ def test_two_runs_give_the_same_bits(implementation):
 @given(st.data())
 def test_random_experts(implementation, data):
     """A permutation and its inverse; experts ascend, and slots do within an expert."""
-    num_experts = data.draw(st.sampled_from([1, 3, 40]))
-    slots = data.draw(st.sampled_from([1, 31, 260]))
+    slots, num_experts = data.draw(st.sampled_from([(1, 3), (31, 1), (260, 40)]))
     experts = data.draw(arrays(np.int32, slots, elements=st.integers(-2, num_experts + 1)))
     order, position, group_sizes = map(np.asarray, sort(experts, num_experts, implementation))
     np.testing.assert_array_equal(np.sort(order), np.arange(slots))

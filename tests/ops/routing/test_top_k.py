@@ -16,7 +16,6 @@ from tjk.ops.routing import reference
 
 SHAPES = [
     (7, 1, 1),
-    (130, 2, 1),
     (1, 5, 2),
     (7, 8, 8),
     (130, 33, 2),
@@ -40,8 +39,8 @@ def test_dtypes(implementation, M, E, k, dtype):
 
 def test_large_logits(implementation):
     """Most weights underflow."""
-    logits, d_weights = draw(7, 8, 3, "float32")
-    check(100 * logits, d_weights, 3, implementation)
+    logits, d_weights = draw(7, 8, 8, "float32")
+    check(100 * logits, d_weights, 8, implementation)
 
 
 INF, NAN = np.inf, np.nan
