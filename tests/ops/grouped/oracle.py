@@ -24,17 +24,28 @@ def inputs(M: int, K: int, N: int, G: int, seed: int = 0) -> tuple[np.ndarray, .
 
 def gradients(multiply: Any, *operands: Any) -> tuple[Any, ...]:
     """Output and gradients of lhs and rhs for a cotangent, the last operand: see NAMES."""
+    return jax.jit(functools.partial(_gradients, lambda *x: multiply(*x[:2])))(*operands, None)
 
-    @jax.jit
-    def run(lhs: Any, rhs: Any, d_out: Any) -> tuple[Any, ...]:
-        out, vjp = jax.vjp(multiply, lhs, rhs)
-        return out, *vjp(d_out.astype(out.dtype))
 
-    return run(*operands)
+def _gradients(multiply: Any, lhs: Any, rhs: Any, d_out: Any, sizes: Any) -> tuple[Any, ...]:
+    out, vjp = jax.vjp(lambda lhs, rhs: multiply(lhs, rhs, sizes), lhs, rhs)
+    return out, *vjp(d_out.astype(out.dtype))
+
+
+@functools.cache
+def _compiled(implementation: str | None, **options: Any) -> Any:
+    """The gradients of grouped_matmul, of the reference if there is no implementation.
+
+    One jitted function for all tests, so that equal shapes are compiled once.
+    """
+    multiply = reference.grouped_matmul
+    if implementation is not None:
+        multiply = functools.partial(grouped_matmul, implementation=implementation, **options)
+    return jax.jit(functools.partial(_gradients, multiply))
 
 
 def check(
-    sizes: Any, dtype: str, implementation: str | None, *, M: int, K: int, N: int, **options: Any
+    sizes: Any, dtype: str, implementation: str, *, M: int, K: int, N: int, **options: Any
 ) -> None:
     """Fails unless output and gradients are within the budget.
 
@@ -44,12 +55,7 @@ def check(
     sizes = jnp.asarray(sizes, jnp.int32)
     operands = [jnp.asarray(x, dtype) for x in inputs(M, K, N, len(sizes))]
     tf32 = dtype == "float32" and implementation == "triton" and "precision" not in options
-    actual = gradients(
-        functools.partial(
-            grouped_matmul, group_sizes=sizes, implementation=implementation, **options
-        ),
-        *operands,
-    )
+    actual = _compiled(implementation, **options)(*operands, sizes)
     exact = in_dtype(operands, sizes, "float64")
     rounded = [truncate(x) for x in operands] if tf32 else operands
     plain = in_dtype(rounded, sizes, dtype)
@@ -67,5 +73,4 @@ def in_dtype(operands: Any, sizes: Any, dtype: str) -> tuple[np.ndarray, ...]:
     """The reference and its derivative by JAX, all in one dtype."""
     with jax.enable_x64(True):
         cast = [jnp.asarray(np.asarray(x), dtype) for x in operands]
-        multiply = functools.partial(reference.grouped_matmul, group_sizes=sizes)
-        return jax.tree.map(np.asarray, gradients(multiply, *cast))
+        return jax.tree.map(np.asarray, _compiled(None)(*cast, sizes))

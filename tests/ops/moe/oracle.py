@@ -50,14 +50,27 @@ def random_experts(shape: Shape, seed: int = 0) -> np.ndarray:
 
 def gradients(layer: Any, *operands: Any) -> tuple[Any, ...]:
     """y and the gradients of all but the last operand, y's cotangent: see NAMES."""
+    return jax.jit(functools.partial(_gradients, lambda *x: layer(*x[:-1])))(*operands, None)
 
-    @jax.jit
-    def run(*operands: Any) -> tuple[Any, ...]:
-        *arguments, d_y = operands
-        y, vjp = jax.vjp(layer, *arguments)
-        return y, *vjp(d_y)
 
-    return run(*operands)
+def _gradients(layer: Any, *operands: Any) -> tuple[Any, ...]:
+    *arguments, d_y, experts = operands
+    y, vjp = jax.vjp(lambda *arguments: layer(*arguments, experts), *arguments)
+    return y, *vjp(d_y)
+
+
+@functools.cache
+def _compiled(implementation: str | None, activation: str, **options: Any) -> Any:
+    """The gradients of moe_mlp, of the reference if there is no implementation.
+
+    One jitted function for all tests, so that equal shapes are compiled once.
+    """
+    layer = functools.partial(reference.moe_mlp, activation=activation)
+    if implementation is not None:
+        layer = functools.partial(
+            moe_mlp, activation=activation, implementation=implementation, **options
+        )
+    return jax.jit(functools.partial(_gradients, layer))
 
 
 def cast(shape: Shape, dtype: str) -> list[Any]:
@@ -71,7 +84,7 @@ def check(
     shape: Shape,
     experts: np.ndarray,
     dtype: str,
-    implementation: str | None,
+    implementation: str,
     activation: str = "silu",
     **options: Any,
 ) -> None:
@@ -82,16 +95,8 @@ def check(
     """
     tf32 = dtype == "float32" and implementation == "triton" and "precision" not in options
     operands = cast(shape, dtype)
-    actual = gradients(
-        functools.partial(
-            moe_mlp,
-            experts=jnp.asarray(experts),
-            activation=activation,
-            implementation=implementation,
-            **options,
-        ),
-        *operands,
-    )
+    experts = jnp.asarray(experts)
+    actual = _compiled(implementation, activation, **options)(*operands, experts)
     exact = in_dtype(operands, experts, "float64", activation)
     rounded = [truncate(x) for x in operands] if tf32 else operands
     plain = in_dtype(rounded, experts, dtype, activation)
@@ -116,7 +121,4 @@ def in_dtype(operands: Any, experts: Any, dtype: str, activation: str) -> tuple[
     with jax.enable_x64(True):
         dtypes = (dtype, dtype, dtype, dtype, weights, dtype)
         operands = [jnp.asarray(np.asarray(x), d) for x, d in zip(operands, dtypes)]
-        layer = functools.partial(
-            reference.moe_mlp, experts=jnp.asarray(experts), activation=activation
-        )
-        return jax.tree.map(np.asarray, gradients(layer, *operands))
+        return jax.tree.map(np.asarray, _compiled(None, activation)(*operands, experts))
