@@ -17,6 +17,7 @@ added up by atomics: two runs give the same bits.
 import triton
 import triton.language as tl
 
+from kernels_triton.activation import activation
 from kernels_triton.grouped.schedule import (
     group_bounds,
     swizzle,
@@ -31,7 +32,6 @@ from kernels_triton.grouped.tiles import (
     row_pointers,
     store_rows,
 )
-from kernels_triton.moe.activation import activation
 
 
 @triton.jit

@@ -16,6 +16,7 @@ MegaBlocks, https://arxiv.org/abs/2211.15841.
 import triton
 import triton.language as tl
 
+from kernels_triton.activation import activation
 from kernels_triton.grouped.schedule import (
     group_bounds,
     swizzle,
@@ -24,7 +25,6 @@ from kernels_triton.grouped.schedule import (
     tile_rows,
 )
 from kernels_triton.grouped.tiles import gathered_row_pointers, left_tile, right_tile, store_rows
-from kernels_triton.moe.activation import activation
 
 
 @triton.jit

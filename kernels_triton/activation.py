@@ -1,4 +1,4 @@
-"""The activation functions of the expert layer, and their derivatives."""
+"""Activation functions and their derivatives."""
 
 import triton
 import triton.language as tl
