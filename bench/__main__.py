@@ -14,13 +14,13 @@ from bench.case import DTYPES, OPS, Case, Selection
 from bench.check import Checker
 from bench.measure import measure
 from bench.report import report
-from bench.suites import SUITES, key
+from bench.suites import SUITES, key, ssm
 
 IMPLEMENTATIONS = tuple(dict.fromkeys(i for s in SUITES.values() for i in s.IMPLEMENTATIONS))
 
 DESCRIPTION = "Times the model suites, ours against plain JAX's, and prints tables."
 EPILOG = """\
---suite, --dtype, --tokens, --batch, --model-dim and --implementation may be repeated.
+--suite, --dtype, --tokens, --batch, --model-dim, --cell and --implementation may be repeated.
 Exit status: 0 when a row was measured and no check failed; 1 when none was, or a result was
 outside its error budget; 2 for options or files that cannot be used; 130 when interrupted.
 docs/benchmark.md describes the method and the file."""
@@ -97,6 +97,7 @@ def _selection(options: argparse.Namespace) -> Selection:
         tokens=tuple(dict.fromkeys(options.tokens)),
         batch=tuple(dict.fromkeys(options.batch)),
         model_dim=tuple(dict.fromkeys(options.model_dim)),
+        cells=tuple(dict.fromkeys(options.cell)),
         implementations=tuple(dict.fromkeys(options.implementation)),
     )
 
@@ -182,6 +183,7 @@ def _parser() -> argparse.ArgumentParser:
     select("--tokens", "number of tokens, both operations", type=_positive, metavar="T")
     select("--batch", "batch size, of suites that have one", type=_positive, metavar="B")
     select("--model-dim", "model width (default: the suite's)", type=_positive, metavar="D")
+    select("--cell", "of the ssm suite (default: all)", choices=ssm.CELLS)
     select("--implementation", "ours or a baseline (default: all)", choices=IMPLEMENTATIONS)
     parser.add_argument(
         "--samples", type=_positive, default=9, metavar="N", help="per row (default: 9)"

@@ -23,6 +23,7 @@ class Selection:
     tokens: tuple[int, ...] = ()
     batch: tuple[int, ...] = ()
     model_dim: tuple[int, ...] = ()
+    cells: tuple[str, ...] = ()
     implementations: tuple[str, ...] = ()
 
 

@@ -13,6 +13,7 @@ from bench.suites import SUITES, key
 
 WIDTH = 120
 OURS = "tjk"
+UNNAMED = "time"  # of a file whose suite has one implementation, and does not name it
 
 Row = dict[str, Any]
 Group = dict[str, Row]  # the rows of one case, by implementation
@@ -75,7 +76,7 @@ def _groups(suite: str, rows: list[Row]) -> dict[tuple, Group]:
     groups: dict[tuple, Group] = {}
     for row in rows:
         if row["suite"] == suite:
-            groups.setdefault(key(row, without=(name,)), {})[row[name]] = row
+            groups.setdefault(key(row, without=(name,)), {})[row.get(name, UNNAMED)] = row
     return groups
 
 

@@ -54,6 +54,13 @@ def count_triton_calls(hlo: str) -> int:
     return len(OUR_CALLS.findall(hlo))
 
 
+def sizes(hlo: str) -> Iterator[int]:
+    """Numbers of elements of all arrays that instructions make, our kernels' outputs included."""
+    for i in instructions(hlo):
+        if i.opcode not in _WRITE_NOTHING:
+            yield from i.sizes
+
+
 def producers(hlo: str, size: int) -> list[str]:
     """Names of the instructions, but for our kernels, that make an array of so many elements.
 

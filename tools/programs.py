@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from bench.case import DTYPES, OPS, Case, Selection
 from bench.step import jitted_step
-from bench.suites import SUITES
+from bench.suites import SUITES, ssm
 from tjk import executors
 from tools import hlo
 from tools.cards import CARDS, Card, target_config
@@ -38,13 +38,19 @@ DEFAULTS = {
         tokens=(1024, 4096),
         implementations=("tjk", "jax_xla"),
     ),
+    "ssm": Selection(full=True, dtypes=("float32",), implementations=("tjk", "jax_xla")),
     "moe": Selection(full=True, tokens=(32768,), implementations=("tjk", "ragged_dot")),
 }
 
 # What `--check` asks of the transformer's float32 train_step: temporaries at T = 4096, and their
-# growth from T = 1024, where memory linear in T would give 4.
+# growth from T = 1024, where memory linear in T would give 4 (of ssm, too).
 MAX_TEMPORARIES = 3 * GIB
 MAX_GROWTH = 4.2
+# Of each state-space cell's float32 train_step: temporaries at L = 4096 in relation to those of
+# plain JAX, their growth from L = 1024, and the largest array in units of B L D. A state for every
+# position would take 64 (gdn) to 256 units, the hidden layer of the multilayer perceptron takes 4.
+MAX_SHARE_SSM = 1 / 3
+MAX_LARGEST = 8
 # Of the mixture of experts' train_step: temporaries in relation to those of `jax.lax.ragged_dot`.
 MAX_SHARE = 0.5
 
@@ -89,8 +95,15 @@ def compile_program(card: Card, case: Case) -> dict[str, Any]:
     }
 
 
-def _traffic(case: Case, text: str) -> dict[str, list[str]]:
-    """Names of the instructions that move what an expert layer need not move."""
+def _traffic(case: Case, text: str) -> dict[str, Any]:
+    """What the suite's check asks of the instructions.
+
+    Of a mixture of experts the names of those that move what it need not move, of a state-space
+    model the largest array in units of one activation, B L D.
+    """
+    if case["suite"] == "ssm":
+        activation = case["batch"] * case["tokens"] * case["model_dim"]
+        return {"largest_array": max(hlo.sizes(text)) / activation}
     if case["suite"] != "moe":
         return {}
     slots = case["tokens"] * case["top_k"]
@@ -157,7 +170,42 @@ def check_moe(rows: list[dict[str, Any]]) -> list[str]:
     return wrong
 
 
-CHECKS = {"transformer": check_transformer, "moe": check_moe}
+def check_ssm(rows: list[dict[str, Any]]) -> list[str]:
+    """What is wrong with tjk's float32 train_step, for each cell; empty if nothing."""
+    steps = {
+        (row["cell"], row["impl"], row["tokens"]): row
+        for row in rows
+        if (row["suite"], row["dtype"], row["op"]) == ("ssm", "float32", "train_step")
+    }
+    wrong = []
+    for cell in ssm.CELLS:
+        needed = (("tjk", 1024), ("tjk", 4096), ("jax_xla", 4096))
+        short, long, theirs = (steps.get((cell, *which)) for which in needed)
+        if short is None or long is None or theirs is None:
+            wrong.append(f"not compiled: the float32 train_step of {cell}, tjk's and jax_xla's")
+            continue
+        share = long["temporary_bytes"] / theirs["temporary_bytes"]
+        if share > MAX_SHARE_SSM:
+            wrong.append(
+                f"temporaries of {cell} are {share:.2f} of jax_xla's, at most 1/3 is allowed"
+            )
+        growth = long["temporary_bytes"] / short["temporary_bytes"]
+        if growth > MAX_GROWTH:
+            wrong.append(
+                f"temporaries of {cell} grow {growth:.2f} times from L=1024 to 4096, at most"
+                f" {MAX_GROWTH} is allowed"
+            )
+        if not long["triton_calls"]:
+            wrong.append(f"the train_step of {cell} launches no Triton kernel")
+        if (largest := long["largest_array"]) > MAX_LARGEST:
+            wrong.append(
+                f"the train_step of {cell} has an array of {largest:g} B L D elements, at most"
+                f" {MAX_LARGEST} is allowed"
+            )
+    return wrong
+
+
+CHECKS = {"transformer": check_transformer, "ssm": check_ssm, "moe": check_moe}
 
 
 def _cases(options: argparse.Namespace) -> Iterator[Case]:
@@ -165,6 +213,7 @@ def _cases(options: argparse.Namespace) -> Iterator[Case]:
         "dtypes": options.dtype,
         "tokens": options.tokens,
         "implementations": options.implementation,
+        "cells": options.cell,
     }
     changes = {name: tuple(values) for name, values in given.items() if values}
     for suite in options.suite:
@@ -177,7 +226,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
         [
             {
                 "gpu": row["gpu"],
-                "suite": row["suite"],
+                "suite": " ".join((row["suite"], row.get("cell", ""))),
                 "implementation": row[SUITES[row["suite"]].KEY],
                 "dtype": row["dtype"],
                 "tokens": row["tokens"],
@@ -201,6 +250,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gpu", nargs="+", choices=CARDS, default=["rtx3090"])
     parser.add_argument("--suite", nargs="+", choices=SUITES, default=list(SUITES))
     parser.add_argument("--implementation", nargs="+", help="default: ours and one of JAX's")
+    parser.add_argument("--cell", nargs="+", choices=ssm.CELLS, help="of the ssm suite")
     parser.add_argument("--tokens", nargs="+", type=int, help="default: what --check looks at")
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, help="default: likewise")
     parser.add_argument("--op", nargs="+", choices=OPS, default=list(OPS))

@@ -11,9 +11,9 @@ problem(case) -> the model with its parameters, inputs and references
 from types import ModuleType
 
 from bench.case import Case
-from bench.suites import moe, transformer
+from bench.suites import moe, ssm, transformer
 
-SUITES: dict[str, ModuleType] = {"transformer": transformer, "moe": moe}
+SUITES: dict[str, ModuleType] = {"transformer": transformer, "ssm": ssm, "moe": moe}
 
 
 def key(row: Case, without: tuple[str, ...] = ()) -> tuple:

@@ -38,9 +38,9 @@ def cases(selection: Selection) -> Iterator[Case]:
     """The selected part of the matrix, in the order of the seed's file.
 
     d_hidden is twice d_model. Tokens do not see each other, so the suite has no batch: B sequences
-    of T are B T tokens. A selection by batch therefore takes none of its cases.
+    of T are B T tokens. A selection by batch therefore takes none of its cases, nor one by cell.
     """
-    if selection.batch:
+    if selection.batch or selection.cells:
         return
     for dtype, tokens, d_model, impl, op in product(
         selection.dtypes or DTYPES,

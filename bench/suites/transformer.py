@@ -25,7 +25,9 @@ HEAD_WIDTH = 64
 
 
 def cases(selection: Selection) -> Iterator[Case]:
-    """The selected part of the matrix, in the order of the seed's file."""
+    """The selected part of the matrix, in the order of the seed's file; none of it by cell."""
+    if selection.cells:
+        return
     lengths = dict.fromkeys(selection.tokens, OPS) or (FULL if selection.full else QUICK)
     for dtype, (tokens, ops), batch, model_dim, attention in product(
         selection.dtypes or DTYPES,

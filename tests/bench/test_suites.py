@@ -9,7 +9,7 @@ import pytest
 
 import bench
 from bench.case import Selection
-from bench.suites import SUITES, key, moe, transformer
+from bench.suites import SUITES, key, moe, ssm, transformer
 from tjk.nn.moe import router_logits
 
 SEED = Path(bench.__file__).parent / "baselines" / "rtx3090_probjax.json"
@@ -121,6 +121,38 @@ def test_no_choice_of_an_expert_hangs_on_a_rounding():
     descending = -np.sort(-exact, axis=1)
     gap = (descending[:, 1] - descending[:, 2]).min()
     assert gap > 10 * error
+
+
+def test_full_ssm_matrix_is_the_seed_file_rows_for_each_dtype():
+    seed = [r for r in json.loads(SEED.read_text())["results"] if r["suite"] == "ssm"]
+    expected = [key(r, without=("impl",)) for r in seed]
+    for dtype in ("float32", "bfloat16"):
+        for impl in ("tjk", "jax_xla"):
+            selection = Selection(full=True, dtypes=(dtype,), implementations=(impl,))
+            cases = [key(c | {"dtype": "float32"}, ("impl",)) for c in ssm.cases(selection)]
+            assert cases == expected
+
+
+def test_quick_ssm_matrix_is_every_cell_on_one_short_sequence():
+    cases = list(ssm.cases(Selection(full=False)))
+    assert len(cases) == 2 * 2 * 2 * 5
+    assert {(c["tokens"], c["batch"]) for c in cases} == {(1024, 1)}
+
+
+def test_selection_by_cell_leaves_the_other_suites_out():
+    selection = Selection(full=True, cells=("lru", "gdn"), tokens=(16,), batch=(2,))
+    assert {(c["cell"], c["batch"]) for c in ssm.cases(selection)} == {("lru", 2), ("gdn", 2)}
+    assert not list(moe.cases(Selection(full=True, cells=("lru",))))
+    assert not list(transformer.cases(Selection(full=True, cells=("lru",))))
+
+
+@pytest.mark.parametrize("cell", ssm.CELLS)
+def test_ssm_problem_has_the_seed_parameter_count(cell):
+    seed = json.loads(SEED.read_text())["results"]
+    (count,) = {r["params"] for r in seed if r.get("cell") == cell}
+    case = next(iter(ssm.cases(Selection(full=True, cells=(cell,)))))
+    problem = jax.eval_shape(lambda: vars(ssm.problem(case))["params"])
+    assert sum(x.size for x in jax.tree.leaves(problem)) == count
 
 
 def case_of(**changes):

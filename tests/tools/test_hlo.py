@@ -63,3 +63,9 @@ def test_producers_write_arrays_of_that_size_and_are_not_our_kernels():
 )
 def test_rearrangements_are_transposes_and_copies_into_another_layout(size, found):
     assert hlo.rearrangements(MODULE, size) == found
+
+
+def test_sizes_are_of_what_is_made():
+    """The parameters' 80 and 192 elements are made here, too: by the add and by the copies."""
+    assert max(hlo.sizes(MODULE)) == 192
+    assert sorted(set(hlo.sizes(MODULE))) == [1, 40, 80, 160, 192]

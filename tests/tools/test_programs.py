@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from bench.suites import SUITES
+from bench.suites import SUITES, ssm
 from tools import programs
 from tools.cards import CARDS, target_config
 
@@ -74,6 +74,40 @@ def test_baseline_that_was_not_compiled_is_missing():
     assert [message.split(":")[0] for message in found] == ["not compiled"] * 2
 
 
+def _ssm_rows(**ours) -> list[dict]:
+    """Rows of each cell's train_step; tjk's at L = 4096 are changed as said."""
+    row = {"suite": "ssm", "dtype": "float32", "op": "train_step", "largest_array": 4}
+    short = row | {"impl": "tjk", "tokens": 1024, "temporary_bytes": 250, "triton_calls": 9}
+    theirs = row | {"impl": "jax_xla", "tokens": 4096, "temporary_bytes": 3000, "triton_calls": 0}
+    long = short | {"tokens": 4096, "temporary_bytes": 1000} | ours
+    return [one | {"cell": cell} for cell in ssm.CELLS for one in (short, theirs, long)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "wrong"),
+    [
+        (_ssm_rows(), None),
+        (_ssm_rows(temporary_bytes=1001), "are 0.33 of jax_xla's, at most 1/3 is allowed"),
+        (_ssm_rows(triton_calls=0), "launches no Triton kernel"),
+        (_ssm_rows(largest_array=128.0), "has an array of 128 B L D elements, at most 8"),
+        ([r for r in _ssm_rows() if r["tokens"] == 4096], "not compiled"),
+        ([r for r in _ssm_rows() if r["impl"] == "tjk"], "not compiled"),
+    ],
+)
+def test_check_of_the_scans(rows, wrong):
+    found = programs.check_ssm(rows)
+    assert len(found) == (0 if wrong is None else len(ssm.CELLS))
+    for message, cell in zip(found, ssm.CELLS):
+        assert wrong in message
+        assert f" {cell}" in message
+
+
+def test_temporaries_of_the_scans_are_linear_in_length():
+    rows = [r | ({"temporary_bytes": 200} if r["tokens"] == 1024 else {}) for r in _ssm_rows()]
+    for message in programs.check_ssm(rows):
+        assert "grow 5.00 times from L=1024 to 4096, at most 4.2 is allowed" in message
+
+
 @pytest.fixture
 def compiled(monkeypatch):
     """Replaces the compiling; the list fills with the cases that were asked for."""
@@ -108,6 +142,13 @@ def test_options_replace_the_defaults(compiled):
     (_, case) = compiled.pop()
     assert not compiled
     assert (case["impl"], case["dtype"], case["tokens"]) == ("blocked", "bfloat16", 64)
+
+
+def test_cells_are_selected(compiled):
+    assert programs.main(["--cell", "lru", "gdn", "--op", "forward", "--tokens", "64"]) == 0
+    assert [(c["suite"], c["cell"], c["impl"]) for _, c in compiled] == [
+        ("ssm", cell, impl) for cell in ("gdn", "lru") for impl in ("tjk", "jax_xla")
+    ]
 
 
 def test_failed_check_names_card_and_suite(compiled, capsys):

@@ -1,7 +1,10 @@
 """The public operations."""
 
 from tjk.ops.attention import flash_attention
+from tjk.ops.convolution import causal_conv1d, causal_conv1d_step
+from tjk.ops.delta_rule import gated_delta_rule, gated_delta_rule_step
 from tjk.ops.grouped import grouped_matmul
+from tjk.ops.linear import linear_scan, linear_scan_step
 from tjk.ops.moe import moe_mlp
 from tjk.ops.routing import (
     ExpertOrder,
@@ -10,14 +13,26 @@ from tjk.ops.routing import (
     router_z_loss,
     sort_by_expert,
 )
+from tjk.ops.selective import selective_scan, selective_scan_step
+from tjk.ops.ssd import ssd_scan, ssd_scan_step
 
 __all__ = [
     "ExpertOrder",
+    "causal_conv1d",
+    "causal_conv1d_step",
     "flash_attention",
+    "gated_delta_rule",
+    "gated_delta_rule_step",
     "grouped_matmul",
+    "linear_scan",
+    "linear_scan_step",
     "load_balance_loss",
     "moe_mlp",
     "route_top_k",
     "router_z_loss",
+    "selective_scan",
+    "selective_scan_step",
     "sort_by_expert",
+    "ssd_scan",
+    "ssd_scan_step",
 ]

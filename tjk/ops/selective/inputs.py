@@ -1,0 +1,79 @@
+"""What every implementation of the selective scan takes, and its checks."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from tjk import checks
+
+# Steps between the states that the forward pass keeps for the backward pass.
+SPACING = 256
+
+
+class Inputs(NamedTuple):
+    """The differentiable arguments of `selective_scan`, or their gradients.
+
+    Those of `selective_scan_step` have no axis L. "Wide" dtypes are x's and float32 (float64 where
+    x is float64).
+
+    Attributes:
+        x: (B, L, D).
+        delta: (B, L, D), wide.
+        A: (D, R), wide.
+        B: (B, L, R) in x's dtype.
+        C: (B, L, R) in x's dtype.
+        D: (D,), wide, or None.
+        z: (B, L, D) in x's dtype, or None.
+        delta_bias: (D,), wide, or None.
+        state: (B, D, R) float32 (float64), what the scan starts from, or None.
+    """
+
+    x: Array
+    delta: Array
+    A: Array
+    B: Array
+    C: Array
+    D: Array | None
+    z: Array | None
+    delta_bias: Array | None
+    state: Array | None
+
+
+def accumulator(dtype: jax.typing.DTypeLike) -> jnp.dtype:
+    """What states are and arithmetic is done in: float32, or float64 where x is."""
+    return jnp.dtype("float64" if dtype == jnp.float64 else "float32")
+
+
+def check(op: str, inputs: Inputs, time: str, state: str) -> None:
+    """Raises TypeError or ValueError unless the inputs fit together.
+
+    Args:
+        op: the public function's name.
+        inputs: arrays.
+        time: "L", or "" where there is no axis of time.
+        state: what the public function calls the state.
+    """
+    rows = f"B{time}D"
+    checks.check_shape(op, "x", inputs.x, rows, {})
+    checks.check_shape(op, "A", inputs.A, "DR", {"D": inputs.x.shape[-1]})
+    sizes = dict(zip(rows, inputs.x.shape)) | {"R": inputs.A.shape[1]}
+    if not 1 <= sizes["R"] <= 256:
+        checks.fail_value(op, "A must have shape (D, R) with R from 1 to 256", inputs.A.shape)
+    checks.check_dtype(op, "x", inputs.x, ("float32", "bfloat16", "float16", "float64"))
+    exact = str(accumulator(inputs.x.dtype))
+    own, wide = (str(inputs.x.dtype),), dict.fromkeys((str(inputs.x.dtype), exact))
+    for name, x, axes, dtypes in (
+        ("delta", inputs.delta, rows, wide),
+        ("A", inputs.A, "DR", wide),
+        ("B", inputs.B, f"B{time}R", own),
+        ("C", inputs.C, f"B{time}R", own),
+        ("D", inputs.D, "D", wide),
+        ("z", inputs.z, rows, own),
+        ("delta_bias", inputs.delta_bias, "D", wide),
+        (state, inputs.state, "BDR", (exact,)),
+    ):
+        if x is not None:
+            checks.check_shape(op, name, x, axes, sizes)
+            checks.check_dtype(op, name, x, dtypes)
