@@ -30,6 +30,7 @@ from kernels_triton.delta_rule.tiles import (
     load_columns,
     load_gate,
     load_rows,
+    load_sum,
     load_transposed,
     locate,
     matrix,
@@ -89,17 +90,18 @@ def delta_rule_d_states(
                 k_ptr, d_o_ptr, first, steps, inside, column, K, V, BLOCK_W
             )
             ending += total * identity
-            d_o = d_o.to(k.dtype)
         else:
             d_o = load_rows(d_o_ptr, first, steps, inside, column, V, BLOCK_W)
-        ending *= (end * k_norms)[:, None]
+        ending *= end[:, None]
         scores, squares = row_products(
             q_ptr, k_ptr, first, steps, inside, K, C, BLOCK_P, PRECISION
         )
         q_norms = inverse_norms(squares, L2_NORMALIZE) * scale
-        between = inner_decays(g_ptr, runs_ptr, first, steps, inside, H, C, HAS_RUNS)
-        scores = (between * scores * q_norms[:, None] * k_norms[None, :]).to(k.dtype)
-        d_new = tl.dot(tl.trans(scores), d_o, ending, input_precision=PRECISION).to(k.dtype)
+        between = inner_decays(g_ptr, runs_ptr, first, steps, inside, H, C, HAS_RUNS, False)
+        scores = tl.trans((between * scores).to(k.dtype))
+        d_o = q_norms[:, None] * d_o.to(tl.float32)
+        d_new = tl.dot(scores, d_o.to(k.dtype), ending, input_precision=PRECISION)
+        d_new = (k_norms[:, None] * d_new).to(k.dtype)
         d_right = tl.dot(tl.trans(T), d_new, input_precision=PRECISION)
         d_v = beta[:, None] * d_right
         if not COMPOSE:
@@ -119,10 +121,10 @@ def delta_rule_d_states(
             corrected = (beta[:, None] * corrected).to(k.dtype)
             new = tl.dot(T, corrected, input_precision=PRECISION)
             store_rows(new_ptr, new, first, steps, inside, column, V, BLOCK_W)
-            to_end = tl.sum(ending * new, axis=1)
+            to_end = k_norms * tl.sum(ending * new, axis=1)
             q = load_rows(q_ptr, first, steps, inside, 0, K, BLOCK_K)
             read = tl.dot(q, state, input_precision=PRECISION)
-            from_start = start * q_norms * tl.sum(read * d_o.to(tl.float32), axis=1)
+            from_start = start * tl.sum(read * d_o, axis=1)
             # The last token's sum is in those of all.
             at_end = tl.arange(0, C) == tl.minimum(C, L - n * C) - 1
             d_sums = from_start - recalling - to_end
@@ -136,7 +138,10 @@ def delta_rule_d_states(
         keys = load_columns(k_ptr, first, steps, inside, 0, K, BLOCK_K)
         d_next = tl.dot(keys, d_v, whole * d_next, input_precision=PRECISION)
         queries = load_columns(q_ptr, first, steps, inside, 0, K, BLOCK_K)
-        d_o = ((start * q_norms)[:, None] * d_o.to(tl.float32)).to(k.dtype)
+        if not COMPOSE:  # again, for it need not lie in registers so long
+            d_o = load_rows(d_o_ptr, first, steps, inside, column, V, BLOCK_W).to(tl.float32)
+            d_o *= q_norms[:, None]
+        d_o = (start[:, None] * d_o).to(k.dtype)
         d_next = tl.dot(queries, d_o, d_next, input_precision=PRECISION)
         total *= whole
     if COMPOSE:
@@ -168,45 +173,34 @@ def delta_rule_gradients(
     b, n, h, _ = locate(tl.program_id(0), chunks, H, 1)
     first, steps, inside = chunk_rows(b, n, h, L, H, C, REVERSE)
     dtype = k_ptr.dtype.element_ty
-    along_q, along_k = tl.zeros([C], tl.float32), tl.zeros([C], tl.float32)
-    d_sums, d_beta = tl.zeros([C], tl.float32), tl.zeros([C], tl.float32)
-    for block in range(BLOCKS):
-        at = sums_ptr + (first + steps) * (4 * BLOCKS) + 4 * block
-        along_q += tl.load(at, mask=inside, other=0.0)
-        along_k += tl.load(at + 1, mask=inside, other=0.0)
-        d_sums += tl.load(at + 2, mask=inside, other=0.0)
-        d_beta += tl.load(at + 3, mask=inside, other=0.0)
-
-    offs = tl.arange(0, C)
-    below = offs[:, None] > offs[None, :]
     beta = load_gate(beta_ptr, first, steps, inside)
     d_system, _ = row_products(d_right_ptr, new_ptr, first, steps, inside, V, C, BLOCK_W, PRECISION)
-    between = inner_decays(g_ptr, runs_ptr, first, steps, inside, H, C, HAS_RUNS)
-    d_system = tl.where(below, -between * d_system, 0.0)
+    between = inner_decays(g_ptr, runs_ptr, first, steps, inside, H, C, HAS_RUNS, True)
+    d_system *= -between
     products, squares = row_products(k_ptr, k_ptr, first, steps, inside, K, C, BLOCK_P, PRECISION)
     k_norms = inverse_norms(squares, L2_NORMALIZE)
     products = d_system * products * k_norms[:, None] * k_norms[None, :]
-    d_beta += tl.sum(products, axis=1)
+    d_beta = tl.sum(products, axis=1)
+    d_beta += load_sum(sums_ptr + 3, first, steps, inside, BLOCKS)
     store_gate(d_beta_ptr, d_beta, first, steps, inside)
     products *= beta[:, None]
     ahead, back = tl.sum(products, axis=1), tl.sum(products, axis=0)
-    along_k += ahead + back
-    d_sums += ahead - back
-    d_system *= beta[:, None]
-    d_system = (d_system + tl.trans(d_system)).to(dtype)
+    along_k, d_sums = ahead + back, ahead - back
+    d_system = (beta[:, None] * d_system).to(dtype)
     tl.debug_barrier()
 
     d_scores, _ = row_products(d_o_ptr, new_ptr, first, steps, inside, V, C, BLOCK_W, PRECISION)
-    between = inner_decays(g_ptr, runs_ptr, first, steps, inside, H, C, HAS_RUNS)
+    between = inner_decays(g_ptr, runs_ptr, first, steps, inside, H, C, HAS_RUNS, False)
     d_scores *= between
     scores, squares = row_products(q_ptr, k_ptr, first, steps, inside, K, C, BLOCK_P, PRECISION)
     q_lengths = inverse_norms(squares, L2_NORMALIZE)
     q_norms = q_lengths * scale
     scores = d_scores * scores * q_norms[:, None] * k_norms[None, :]
-    along_q += tl.sum(scores, axis=1)
-    along_k += tl.sum(scores, axis=0)
-    scores = tl.where(below, scores, 0.0)  # no decay lies between a token and itself
-    d_sums += tl.sum(scores, axis=1) - tl.sum(scores, axis=0)
+    ahead, back = tl.sum(scores, axis=1), tl.sum(scores, axis=0)
+    along_q = ahead + load_sum(sums_ptr, first, steps, inside, BLOCKS)
+    along_k += back + load_sum(sums_ptr + 1, first, steps, inside, BLOCKS)
+    d_sums += ahead - back  # a token's product with itself is in both
+    d_sums += load_sum(sums_ptr + 2, first, steps, inside, BLOCKS)
     d_g = tl.cumsum(d_sums, axis=0, reverse=True)
     store_gate(d_g_ptr, d_g, first, steps, inside)
     d_scores = d_scores.to(dtype)
@@ -238,6 +232,7 @@ def delta_rule_gradients(
         right = k.to(dtype)
         d_q = tl.dot(d_scores, right, start[:, None] * d_q, input_precision=PRECISION)
         d_k = tl.dot(d_system, right, d_k, input_precision=PRECISION)
+        d_k = tl.dot(tl.trans(d_system), right, d_k, input_precision=PRECISION)
         q = load_rows(q_ptr, first, steps, inside, row, K, BLOCK_K).to(tl.float32)
         right = (q_norms[:, None] * q).to(dtype)
         d_k = tl.dot(tl.trans(d_scores), right, d_k, input_precision=PRECISION)

@@ -133,15 +133,16 @@ def delta_rule_outputs(
         right = (beta[:, None] * (v - recalled)).to(k.dtype)
         new = tl.dot(T, right, input_precision=PRECISION)
         scores, squares = row_products(q_ptr, k_ptr, first, steps, inside, K, C, BLOCK_P, PRECISION)
-        between = inner_decays(g_ptr, runs_ptr, first, steps, inside, H, C, HAS_RUNS)
-        scores = (between * scores * k_norms[None, :]).to(k.dtype)
+        between = inner_decays(g_ptr, runs_ptr, first, steps, inside, H, C, HAS_RUNS, False)
+        new *= k_norms[:, None]
+        scores = (between * scores).to(k.dtype)
         o = tl.dot(scores, new.to(k.dtype), o, input_precision=PRECISION)
         o *= (inverse_norms(squares, L2_NORMALIZE) * scale)[:, None]
         store_rows(o_ptr, o, first, steps, inside, column, V, BLOCK_W)
         if KEEP:
             offsets, mask = matrix((b * chunks + n) * H + h, column, K, V, BLOCK_K, BLOCK_W)
             tl.store(states_ptr + offsets, state, mask=mask)
-        new = ((end * k_norms)[:, None] * new).to(k.dtype)
+        new = (end[:, None] * new).to(k.dtype)
         keys = load_columns(k_ptr, first, steps, inside, 0, K, BLOCK_K)
         state = tl.dot(keys, new, whole * state, input_precision=PRECISION)
     if part == parts - 1:

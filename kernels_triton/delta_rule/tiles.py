@@ -39,6 +39,16 @@ def store_gate(x_ptr, x, first, steps, inside):
 
 
 @triton.jit
+def load_sum(x_ptr, first, steps, inside, BLOCKS: tl.constexpr):
+    """One of four sums of each token, of all BLOCKS parts, each made by another program: (C,)."""
+    x_ptr += (first + steps) * (4 * BLOCKS)
+    total = tl.load(x_ptr, mask=inside, other=0.0)
+    for block in range(1, BLOCKS):
+        total += tl.load(x_ptr + 4 * block, mask=inside, other=0.0)
+    return total
+
+
+@triton.jit
 def load_rows(x_ptr, first, steps, inside, start, W: tl.constexpr, BLOCK: tl.constexpr):
     """Columns from `start` on of a chunk's rows: (C, BLOCK), 0 outside."""
     offs = start + tl.arange(0, BLOCK)[None, :]
@@ -111,7 +121,7 @@ def row_products(
 @triton.jit
 def inverse_norms(squares, L2_NORMALIZE: tl.constexpr):
     """What normalises rows, from the squares of their lengths."""
-    return tl.rsqrt(squares + 1e-6) if L2_NORMALIZE else tl.full_like(squares, 1.0)
+    return tl.rsqrt(squares + 1e-6) if L2_NORMALIZE else tl.zeros_like(squares) + 1.0
 
 
 @triton.jit
@@ -156,12 +166,20 @@ def outer_decays(
 
 @triton.jit
 def inner_decays(
-    g_ptr, runs_ptr, first, steps, inside, H: tl.constexpr, C: tl.constexpr, HAS_RUNS: tl.constexpr
-):
-    """Decays to each token from each one up to it: (C, C), 0 between runs and from later ones."""
+    g_ptr, runs_ptr, first, steps, inside,
+    H: tl.constexpr, C: tl.constexpr, HAS_RUNS: tl.constexpr, STRICT: tl.constexpr,
+):  # fmt: skip
+    """Decays to each token from each one up to it: (C, C), 0 between runs and from later ones.
+
+    STRICT: only from those before it. A kernel that needs both asks for both: comparisons of all
+    pairs of tokens would else lie in registers from the first use to the last.
+    """
     sums, _ = running_sums(g_ptr, first, steps, inside)
     offs = tl.arange(0, C)
-    connected = offs[:, None] >= offs[None, :]
+    if STRICT:
+        connected = offs[:, None] > offs[None, :]
+    else:
+        connected = offs[:, None] >= offs[None, :]
     if HAS_RUNS:
         runs = load_runs(runs_ptr, first, steps, inside, H)
         connected = connected & (runs[:, None] == runs[None, :])
@@ -184,11 +202,8 @@ def key_inverse(
     products, squares = row_products(k_ptr, k_ptr, first, steps, inside, K, C, BLOCK_P, PRECISION)
     norms = inverse_norms(squares, L2_NORMALIZE)
     beta = load_gate(beta_ptr, first, steps, inside)
-    between = inner_decays(g_ptr, runs_ptr, first, steps, inside, H, C, HAS_RUNS)
-    offs = tl.arange(0, C)
-    below = offs[:, None] > offs[None, :]
+    between = inner_decays(g_ptr, runs_ptr, first, steps, inside, H, C, HAS_RUNS, True)
     system = between * (beta * norms)[:, None] * norms[None, :] * products
-    system = tl.where(below, system, 0.0)
     T = unit_lower_inverse(system.reshape(1, C, C), 1, C, INVERSE_PRECISION).reshape(C, C)
     tl.debug_barrier()
     return T.to(k_ptr.dtype.element_ty), norms

@@ -2,6 +2,6 @@
 
 from kernels_triton.linear.gradients import linear_gradients
 from kernels_triton.linear.outputs import linear_outputs
-from kernels_triton.linear.states import linear_pass_states, linear_summaries
+from kernels_triton.linear.states import linear_summaries
 
-__all__ = ["linear_gradients", "linear_outputs", "linear_pass_states", "linear_summaries"]
+__all__ = ["linear_gradients", "linear_outputs", "linear_summaries"]

@@ -16,7 +16,8 @@ from kernels_triton.linear.steps import (
     multiply,
     passes,
     program,
-    row_offset,
+    row_at,
+    state_of_part,
     store_pair,
 )
 
@@ -24,7 +25,7 @@ from kernels_triton.linear.steps import (
 @triton.jit
 def linear_gradients(
     a_re_ptr, a_im_ptr, h_re_ptr, h_im_ptr, runs_ptr, initial_re_ptr, initial_im_ptr,
-    d_y_re_ptr, d_y_im_ptr, states_re_ptr, states_im_ptr,
+    d_y_re_ptr, d_y_im_ptr, states_re_ptr, states_im_ptr, final_re_ptr, final_im_ptr,
     L, PARTS, LENGTH,
     d_x_re_ptr, d_x_im_ptr, d_a_re_ptr, d_a_im_ptr, d_initial_re_ptr, d_initial_im_ptr,
     D: tl.constexpr, VARYING: tl.constexpr, HAS_RUNS: tl.constexpr, HAS_INITIAL: tl.constexpr,
@@ -33,7 +34,7 @@ def linear_gradients(
     """One program makes the gradients of a part for BLOCK_D channels, from its end to its start.
 
     d_a (B, L, D) if VARYING, else the part's sum (B, PARTS, D); the first part makes d_initial
-    (B, D). states (B, PARTS, D) are the q behind the parts.
+    (B, D). states (B, PARTS, D) are the q that each part passes on, final (B, D) that behind all.
     Grid: (B * PARTS * cdiv(D, BLOCK_D),).
     """
     b, part, offs = program(D, BLOCK_D, PARTS)
@@ -50,8 +51,10 @@ def linear_gradients(
         d_a_re_ptr += b * L * D
         d_a_im_ptr += b * L * D
     fixed_re, fixed_im = fixed_decay(a_re_ptr, a_im_ptr, offs, D, VARYING, COMPLEX)
-    offset = (b * PARTS + part) * D
-    q_re, q_im = load_pair(states_re_ptr, states_im_ptr, offset, offs, offs >= 0, 0.0, D, COMPLEX)
+    q_re, q_im = state_of_part(
+        states_re_ptr, states_im_ptr, final_re_ptr, final_im_ptr, b, part + 1, part == PARTS - 1,
+        offs, PARTS, D, True, COMPLEX,
+    )  # fmt: skip
     sum_re = tl.zeros([BLOCK_D], tl.float32)
     sum_im = sum_re
     for block in range(0, LENGTH, STEPS):
@@ -59,19 +62,19 @@ def linear_gradients(
         loaded = ()
         for i in tl.static_range(STEPS):
             t = end - i
-            d_y = load_pair(
-                d_y_re_ptr, d_y_im_ptr, row_offset(t, L, D, REVERSE), offs, t < L, 0.0, D, COMPLEX
-            )
+            offset, width = row_at(t, L, D, REVERSE)
+            d_y = load_pair(d_y_re_ptr, d_y_im_ptr, offset, offs, width, 0.0, COMPLEX)
             a = decay(
                 a_re_ptr, a_im_ptr, fixed_re, fixed_im, runs_ptr, t, offs, L,
                 D, VARYING, HAS_RUNS, REVERSE, COMPLEX,
             )  # fmt: skip
-            before = row_offset(t - 1, L, D, REVERSE)
-            present = (t > 0) & (t < L)
-            h_re, h_im = load_pair(h_re_ptr, h_im_ptr, before, offs, present, 0.0, D, COMPLEX)
+            before, _ = row_at(t - 1, L, D, REVERSE)
+            width = tl.where(t > 0, width, 0)
+            h_re, h_im = load_pair(h_re_ptr, h_im_ptr, before, offs, width, 0.0, COMPLEX)
             if HAS_INITIAL:
+                width = tl.where(t == 0, D, 0)
                 first_re, first_im = load_pair(
-                    initial_re_ptr, initial_im_ptr, b * D, offs, t == 0, 0.0, D, COMPLEX
+                    initial_re_ptr, initial_im_ptr, b * D, offs, width, 0.0, COMPLEX
                 )
                 h_re += first_re
                 h_im += first_im
@@ -81,22 +84,21 @@ def linear_gradients(
             t = end - i
             g_re += q_re
             g_im += q_im
-            offset = row_offset(t, L, D, REVERSE)
-            store_pair(d_x_re_ptr, d_x_im_ptr, offset, offs, g_re, g_im, t < L, D, COMPLEX)
+            offset, width = row_at(t, L, D, REVERSE)
+            store_pair(d_x_re_ptr, d_x_im_ptr, offset, offs, g_re, g_im, width, COMPLEX)
             d_a_re, d_a_im = multiply(g_re, g_im, h_re, h_im, COMPLEX)
             if HAS_RUNS:
                 reached = passes(runs_ptr, t, L, HAS_RUNS, REVERSE)
                 d_a_re = tl.where(reached, d_a_re, 0.0)
                 d_a_im = tl.where(reached, d_a_im, 0.0)
             if VARYING:
-                store_pair(d_a_re_ptr, d_a_im_ptr, offset, offs, d_a_re, d_a_im, t < L, D, COMPLEX)
+                store_pair(d_a_re_ptr, d_a_im_ptr, offset, offs, d_a_re, d_a_im, width, COMPLEX)
             else:
                 sum_re += d_a_re
                 sum_im += d_a_im
             q_re, q_im = multiply(a_re, a_im, g_re, g_im, COMPLEX)
     if not VARYING:
         offset = (b * PARTS + part) * D
-        store_pair(d_a_re_ptr, d_a_im_ptr, offset, offs, sum_re, sum_im, offs >= 0, D, COMPLEX)
+        store_pair(d_a_re_ptr, d_a_im_ptr, offset, offs, sum_re, sum_im, D, COMPLEX)
     if part == 0:
-        every = offs >= 0
-        store_pair(d_initial_re_ptr, d_initial_im_ptr, b * D, offs, q_re, q_im, every, D, COMPLEX)
+        store_pair(d_initial_re_ptr, d_initial_im_ptr, b * D, offs, q_re, q_im, D, COMPLEX)

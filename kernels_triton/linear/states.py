@@ -1,7 +1,7 @@
-"""States of the linear recurrence at the boundaries of parts, forward and backward in time.
+"""What each part of time does to the state, forward and backward in time.
 
-A part maps the state before it to `decay` times that state plus `end`. The adjoint state is
-q_t = a_t (d_h_t + q_{t+1}), what time t passes on to the time before.
+A part maps the state before it to `decay` times that state plus `end`: a step of a recurrence over
+the parts. The adjoint state is q_t = a_t (d_h_t + q_{t+1}), what time t passes on to that before.
 """
 
 import triton
@@ -13,7 +13,7 @@ from kernels_triton.linear.steps import (
     load_pair,
     multiply,
     program,
-    row_offset,
+    row_at,
     store_pair,
 )
 
@@ -48,9 +48,8 @@ def linear_summaries(
         xs = ()
         for i in tl.static_range(STEPS):
             t = start + (STEPS - 1 - i if ADJOINT else i)
-            x = load_pair(
-                x_re_ptr, x_im_ptr, row_offset(t, L, D, REVERSE), offs, t < L, 0.0, D, COMPLEX
-            )
+            offset, width = row_at(t, L, D, REVERSE)
+            x = load_pair(x_re_ptr, x_im_ptr, offset, offs, width, 0.0, COMPLEX)
             a = decay(
                 a_re_ptr, a_im_ptr, fixed_re, fixed_im, runs_ptr, t, offs, L,
                 D, VARYING, HAS_RUNS, REVERSE, COMPLEX,
@@ -66,29 +65,5 @@ def linear_summaries(
                 h_im += x_im
             p_re, p_im = multiply(a_re, a_im, p_re, p_im, COMPLEX)
     offset = (b * PARTS + part) * D
-    store_pair(decay_re_ptr, decay_im_ptr, offset, offs, p_re, p_im, offs >= 0, D, COMPLEX)
-    store_pair(end_re_ptr, end_im_ptr, offset, offs, h_re, h_im, offs >= 0, D, COMPLEX)
-
-
-@triton.jit
-def linear_pass_states(
-    decay_re_ptr, decay_im_ptr, end_re_ptr, end_im_ptr, first_re_ptr, first_im_ptr,
-    PARTS,
-    states_re_ptr, states_im_ptr,
-    D: tl.constexpr, COMPLEX: tl.constexpr, ADJOINT: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """One program brings BLOCK_D channels from part to part; states (B, PARTS, D) before each.
-
-    ADJOINT: from the last part to the first. first (B, D) is the state before the first of them.
-    Grid: (B * cdiv(D, BLOCK_D),).
-    """
-    b, _, offs = program(D, BLOCK_D, 1)
-    h_re, h_im = load_pair(first_re_ptr, first_im_ptr, b * D, offs, offs >= 0, 0.0, D, COMPLEX)
-    for i in range(0, PARTS):
-        offset = (b * PARTS + (PARTS - 1 - i if ADJOINT else i)) * D
-        store_pair(states_re_ptr, states_im_ptr, offset, offs, h_re, h_im, offs >= 0, D, COMPLEX)
-        p_re, p_im = load_pair(decay_re_ptr, decay_im_ptr, offset, offs, offs >= 0, 0.0, D, COMPLEX)
-        end_re, end_im = load_pair(end_re_ptr, end_im_ptr, offset, offs, offs >= 0, 0.0, D, COMPLEX)
-        h_re, h_im = multiply(p_re, p_im, h_re, h_im, COMPLEX)
-        h_re += end_re
-        h_im += end_im
+    store_pair(decay_re_ptr, decay_im_ptr, offset, offs, p_re, p_im, D, COMPLEX)
+    store_pair(end_re_ptr, end_im_ptr, offset, offs, h_re, h_im, D, COMPLEX)

@@ -26,10 +26,9 @@ def program(D: tl.constexpr, BLOCK_D: tl.constexpr, PARTS):
 
 
 @triton.jit
-def load_pair(re_ptr, im_ptr, offset, offs, present, other, D: tl.constexpr, COMPLEX: tl.constexpr):
-    """Two rows of channels; where not `present` the number `other`."""
-    # Not `(offs < D) & present`: Triton 3.9's interpreter spreads a bool over a block as integers.
-    mask = offs < tl.where(present, D, 0)
+def load_pair(re_ptr, im_ptr, offset, offs, width, other, COMPLEX: tl.constexpr):
+    """A row of channels; from the channel `width` on the number `other`."""
+    mask = offs < width
     re = tl.load(re_ptr + offset + offs, mask=mask, other=other).to(tl.float32)
     im = tl.zeros_like(re)
     if COMPLEX:
@@ -38,20 +37,34 @@ def load_pair(re_ptr, im_ptr, offset, offs, present, other, D: tl.constexpr, COM
 
 
 @triton.jit
-def store_pair(
-    re_ptr, im_ptr, offset, offs, re, im, present, D: tl.constexpr, COMPLEX: tl.constexpr
-):
-    """Two rows of channels, rounded to the array's dtype."""
-    mask = offs < tl.where(present, D, 0)
+def store_pair(re_ptr, im_ptr, offset, offs, re, im, width, COMPLEX: tl.constexpr):
+    """A row's channels before `width`, rounded to the array's dtype."""
+    mask = offs < width
     tl.store(re_ptr + offset + offs, re.to(re_ptr.dtype.element_ty), mask=mask)
     if COMPLEX:
         tl.store(im_ptr + offset + offs, im, mask=mask)
 
 
 @triton.jit
-def row_offset(t, L, D: tl.constexpr, REVERSE: tl.constexpr):
-    """Where the row of time t starts (int64)."""
-    return tl.cast(row(t, L, REVERSE), tl.int64) * D
+def row_at(t, L, D: tl.constexpr, REVERSE: tl.constexpr):
+    """Where the row of time t starts (int64), and its channels: none outside of the sequence."""
+    return tl.cast(row(t, L, REVERSE), tl.int64) * D, tl.where((t >= 0) & (t < L), D, 0)
+
+
+@triton.jit
+def state_of_part(
+    states_re_ptr, states_im_ptr, edge_re_ptr, edge_im_ptr, b, part, at_edge, offs,
+    PARTS, D: tl.constexpr, HAS_EDGE: tl.constexpr, COMPLEX: tl.constexpr,
+):  # fmt: skip
+    """The state that a part (B, PARTS, D) passes on, or at the edge (B, D) what enters there."""
+    width = tl.where(at_edge, 0, D)
+    offset = (b * PARTS + part) * D
+    re, im = load_pair(states_re_ptr, states_im_ptr, offset, offs, width, 0.0, COMPLEX)
+    if HAS_EDGE:
+        edge = load_pair(edge_re_ptr, edge_im_ptr, b * D, offs, D - width, 0.0, COMPLEX)
+        re += edge[0]
+        im += edge[1]
+    return re, im
 
 
 @triton.jit
@@ -70,7 +83,7 @@ def fixed_decay(
     if VARYING:
         nothing = tl.zeros([offs.shape[0]], tl.float32)
         return nothing, nothing
-    return load_pair(a_re_ptr, a_im_ptr, 0, offs, offs >= 0, 1.0, D, COMPLEX)
+    return load_pair(a_re_ptr, a_im_ptr, 0, offs, D, 1.0, COMPLEX)
 
 
 @triton.jit
@@ -91,8 +104,8 @@ def decay(
 ):  # fmt: skip
     """a at time t, 0 where a segment starts."""
     if VARYING:
-        offset = row_offset(t, L, D, REVERSE)
-        re, im = load_pair(a_re_ptr, a_im_ptr, offset, offs, t < L, 1.0, D, COMPLEX)
+        offset, width = row_at(t, L, D, REVERSE)
+        re, im = load_pair(a_re_ptr, a_im_ptr, offset, offs, width, 1.0, COMPLEX)
     else:
         re = tl.where(t < L, fixed_re, 1.0)
         im = tl.where(t < L, fixed_im, 0.0)

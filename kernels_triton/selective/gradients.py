@@ -132,7 +132,7 @@ def selective_gradients(
             if HAS_Z:
                 d_i *= activation(tl.load(z_ptr + offs).to(tl.float32), "silu")[0]
             if HAS_RUNS:
-                keep_i = kept(runs_ptr + b * L, tl.minimum(first + i, L - 1), L, REVERSE)
+                keep_i = kept(runs_ptr + b * L, first + i, L, REVERSE)
                 keep_all = keep_all & keep_i
                 keep = keep + (keep_i,)
             total += delta_i

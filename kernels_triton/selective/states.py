@@ -159,8 +159,7 @@ def selective_states(
         total += delta
         y = tl.zeros([BLOCK_D, STEPS], tl.float32)
         if HAS_RUNS:
-            t = tl.minimum(first + steps, L - 1)
-            keep = (kept(runs_ptr, t, L, REVERSE) & (d >= 0)).to(tl.int32)
+            keep = (kept(runs_ptr, first + steps, L, REVERSE) & (d >= 0)).to(tl.int32)
         for k in tl.static_range(STEPS):
             j = STEPS - 1 - k if ADJOINT else k
             index = tl.full([BLOCK_D, 1], j, tl.int32)

@@ -19,6 +19,11 @@ def step_sizes(delta, bias, SOFTPLUS: tl.constexpr):
 
 @triton.jit
 def kept(runs_ptr, t, L, REVERSE: tl.constexpr):
-    """Whether the state passes from t - 1 to t: both are of one segment, or t is the first."""
-    before = tl.maximum(t - 1, 0)
-    return tl.load(runs_ptr + row(t, L, REVERSE)) == tl.load(runs_ptr + row(before, L, REVERSE))
+    """Whether the state passes from t - 1 to t: both are of one segment.
+
+    True for t = 0, which the initial state enters, and behind the last step.
+    """
+    now = tl.minimum(t, L - 1)
+    before = tl.maximum(now - 1, 0)
+    same = tl.load(runs_ptr + row(now, L, REVERSE)) == tl.load(runs_ptr + row(before, L, REVERSE))
+    return same | (t >= L)

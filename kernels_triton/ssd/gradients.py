@@ -93,7 +93,9 @@ def ssd_d_C(
         head_steps_ptr = steps_ptr + (b * H + h) * 3 * time + chunk * CHUNK
         state_ptr = states_ptr + ((b * CHUNKS + chunk) * H + h) * (P * R)
         d_y_row = d_y_ptr + token + rows(t, length, H * P, REVERSE)[:, None]
-        from_h = with_state(d_y_row, state_ptr, length, P, R, False, BLOCK_M, BLOCK_K, BLOCK_R, PRECISION)
+        from_h = with_state(
+            d_y_row, state_ptr, length, P, R, False, BLOCK_M, BLOCK_K, BLOCK_R, PRECISION
+        )
         remains = from_start(head_steps_ptr, runs_ptr, t, chunk, length, time, HAS_RUNS, REVERSE)
         from_h *= remains[:, None]
         from_state = tl.sum(from_h * left_tile(C_row, 0, R, BLOCK_R).to(tl.float32), 1)
@@ -102,7 +104,9 @@ def ssd_d_C(
         d_C += from_h
 
         d_y_column = d_y_ptr + token + rows(t, length, H * P, REVERSE)[None, :]
-        crossing_row = crossing_ptr + ((b * H + h) * tiles + start // BLOCK_M) * time + chunk * CHUNK
+        crossing_row = (
+            crossing_ptr + ((b * H + h) * tiles + start // BLOCK_M) * time + chunk * CHUNK
+        )
         tl.store(crossing_row, 0.0)  # pairs do not cross a chunk's first token
         earlier = tl.zeros([BLOCK_M], tl.float32)  # pairs of i with tokens before the tile
         for start_j in range(0, start + BLOCK_M, BLOCK_N):
@@ -163,7 +167,9 @@ def ssd_d_inputs(
         remains = to_end(head_steps_ptr, runs_ptr, j, length, time, CHUNK, HAS_RUNS, REVERSE)
         tokens_row = tokens_ptr + (b * H + h) * 3 * time + chunk * CHUNK + j
 
-        d_x = with_state(B_row, d_state_ptr, length, R, P, True, BLOCK_M, BLOCK_K, BLOCK_P, PRECISION)
+        d_x = with_state(
+            B_row, d_state_ptr, length, R, P, True, BLOCK_M, BLOCK_K, BLOCK_P, PRECISION
+        )
         d_x *= remains[:, None]
         to_state = tl.sum(d_x * left_tile(x_row, 0, P, BLOCK_P).to(tl.float32), 1) * dt
         tl.store(tokens_row + time, to_state)
@@ -171,7 +177,9 @@ def ssd_d_inputs(
             i = start_i + tl.arange(0, BLOCK_N)
             d_y_row = d_y_ptr + token + rows(i, length, H * P, REVERSE)[:, None]
             C_row = C_ptr + group + rows(i, length, G * R, REVERSE)[:, None]
-            scores = inner_products(C_row, B_column, length, BLOCK_N, BLOCK_M, R, BLOCK_K, PRECISION)
+            scores = inner_products(
+                C_row, B_column, length, BLOCK_N, BLOCK_M, R, BLOCK_K, PRECISION
+            )
             # Tiles here are (i, j), those of `between` (j, i).
             scores *= tl.trans(
                 between(head_steps_ptr, runs_ptr, i, j, length, time, HAS_RUNS, REVERSE)
@@ -187,14 +195,18 @@ def ssd_d_inputs(
         store_tokens(d_x_ptr + token, d_x, j, length, H * P, P, BLOCK_P, REVERSE)
 
         # A loop of its own: both sums together would take too many registers.
-        from_h = with_state(x_row, d_state_ptr, length, P, R, False, BLOCK_M, BLOCK_K, BLOCK_R, PRECISION)
+        from_h = with_state(
+            x_row, d_state_ptr, length, P, R, False, BLOCK_M, BLOCK_K, BLOCK_R, PRECISION
+        )
         d_B += from_h * (remains * dt)[:, None]
         x_column = x_ptr + token + rows(j, length, H * P, REVERSE)[None, :]
         for start_i in range(start, length, BLOCK_N):
             i = start_i + tl.arange(0, BLOCK_N)
             d_y_row = d_y_ptr + token + rows(i, length, H * P, REVERSE)[:, None]
             C_row = C_ptr + group + rows(i, length, G * R, REVERSE)[:, None]
-            values = inner_products(d_y_row, x_column, length, BLOCK_N, BLOCK_M, P, BLOCK_K, PRECISION)
+            values = inner_products(
+                d_y_row, x_column, length, BLOCK_N, BLOCK_M, P, BLOCK_K, PRECISION
+            )
             values *= dt[None, :] * tl.trans(
                 between(head_steps_ptr, runs_ptr, i, j, length, time, HAS_RUNS, REVERSE)
             )

@@ -103,9 +103,7 @@ def ssd_outputs(
     for start_j in range(0, start + BLOCK_M, BLOCK_N):
         j = start_j + tl.arange(0, BLOCK_N)
         B_row = B_ptr + group + rows(j, length, G * R, REVERSE)[:, None]
-        scores = inner_products(
-            B_row, C_column, length, BLOCK_N, BLOCK_M, R, BLOCK_K, PRECISION
-        )
+        scores = inner_products(B_row, C_column, length, BLOCK_N, BLOCK_M, R, BLOCK_K, PRECISION)
         scores *= between(steps_ptr, runs_ptr, t, j, length, time, HAS_RUNS, REVERSE)
         scores *= tl.load(steps_ptr + j)[:, None]
         x = left_tile(x_ptr + token + rows(j, length, H * P, REVERSE)[:, None], 0, P, BLOCK_P)

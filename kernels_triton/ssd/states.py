@@ -97,9 +97,10 @@ def ssd_pass_states(
         offsets = ((b * CHUNKS + chunk) * H + h) * SIZE + offs
         tl.store(states_ptr + offsets, state, mask=mask)
         added = tl.load(added_ptr + offsets, mask=mask, other=0.0)
-        state = total(
-            steps_ptr, runs_ptr, b, h, chunk, L, CHUNKS, H, CHUNK, HAS_RUNS, REVERSE
-        ) * state + added
+        state = (
+            total(steps_ptr, runs_ptr, b, h, chunk, L, CHUNKS, H, CHUNK, HAS_RUNS, REVERSE) * state
+            + added
+        )
     tl.store(last_ptr + (b * H + h) * SIZE + offs, state, mask=mask)
 
 
@@ -131,9 +132,7 @@ def ssd_pass_d_states(
         tl.store(d_states_ptr + offsets, d_state, mask=mask)
         state = tl.load(states_ptr + offsets, mask=mask, other=0.0)
         d_added = tl.load(d_added_ptr + offsets, mask=mask, other=0.0)
-        d_state *= total(
-            steps_ptr, runs_ptr, b, h, chunk, L, CHUNKS, H, CHUNK, HAS_RUNS, REVERSE
-        )
+        d_state *= total(steps_ptr, runs_ptr, b, h, chunk, L, CHUNKS, H, CHUNK, HAS_RUNS, REVERSE)
         tl.store(carried_ptr + head * tiles + tile, tl.sum(d_state * state, 0))
         d_state += d_added
     tl.store(d_first_ptr + (b * H + h) * SIZE + offs, d_state, mask=mask)

@@ -22,6 +22,9 @@ def test_readme_examples_run():
     exec(examples[1], names)
     assert names["y"].shape == (1024, 64)
     assert names["output"].shape == (1024, 128)
+    exec(examples[2], names)
+    assert names["y"].shape == (2, 128, 64)
+    assert names["token"].shape == (2, 64)
     assert all(len([line for line in e.splitlines() if line]) <= 15 for e in examples)
 
 

@@ -13,6 +13,8 @@ from tjk.ops.selective import reference, selective_scan
 
 Arrays = dict[str, Any]
 
+FLAGS = ("skip", "gate", "bias", "softplus", "state", "segments", "reverse")
+
 # In 16-bit problems these are float32, unless `narrow`.
 _WIDE = ("A", "D", "delta_bias")
 
@@ -21,10 +23,10 @@ _WIDE = ("A", "D", "delta_bias")
 class Problem:
     """Sizes, and which of the optional arguments there are."""
 
-    B: int = 2
-    L: int = 20
-    D: int = 5
-    R: int = 3
+    B: int = 1
+    L: int = 7
+    D: int = 3
+    R: int = 2
     skip: bool = False
     gate: bool = False
     bias: bool = False
@@ -41,8 +43,7 @@ class Problem:
 
 def everything(**sizes: int) -> Problem:
     """A problem with all optional arguments."""
-    flags = ("skip", "gate", "bias", "softplus", "state", "segments", "reverse")
-    return Problem(**dict.fromkeys(flags, True), **sizes)
+    return Problem(**dict.fromkeys(FLAGS, True), **sizes)
 
 
 @functools.cache
@@ -111,7 +112,11 @@ def compiled(implementation: str | None, **options: Any) -> Any:
 def check(
     problem: Problem, dtype: str, implementation: str, *, narrow: bool = False, seed: int = 0
 ) -> None:
-    """Fails unless y, the final state and all gradients are within the budget."""
+    """Fails unless y, the final state and all gradients are within the budget.
+
+    A decay is made as exp2(delta (A log2(e))), which rounds the exponent v once more: an error of
+    |v| exp(v) <= 1 / e times half an epsilon in each step, and less than one epsilon in the sum.
+    """
     operands = cast(problem, dtype, narrow=narrow, seed=seed)
     ids = segment_ids(problem, seed)
     actual = compiled(implementation, **problem.options)(operands, ids)
@@ -125,4 +130,5 @@ def check(
     assert actual.keys() == exact.keys()
     for name, value in actual.items():
         if value is not None:
-            assert_within_budget(name, value, exact[name], plain[name])
+            rounding = float(jnp.finfo(jnp.float32).eps) * np.abs(exact[name]).max()
+            assert_within_budget(name, value, exact[name], plain[name], inherent=rounding)

@@ -19,6 +19,7 @@ from tjk.precision import Precision, resolve
 
 _OP = "gated_delta_rule"
 _WIDEST = 128  # K in Triton
+_LONGEST = 64  # chunk in Triton
 
 
 def gated_delta_rule(
@@ -79,7 +80,8 @@ def gated_delta_rule(
         l2_normalize: whether queries and keys are divided by their norms first.
         initial_state: (B, H, K, V) float32 (float64 with float64); None is zero.
         return_final_state: whether the state after the last token is returned, too.
-        chunk_size: 16, 32, 64 or 128 tokens; it need not divide L.
+        chunk_size: 16, 32, 64 or 128: how many tokens a chunk has at most (Triton takes 64 for
+            128); it need not divide L.
         segment_ids: (B, L) integers: the state restarts at zero where the id changes; the initial
             state reaches the first segment only.
         reverse: whether the scan runs from the last position to the first.
@@ -113,9 +115,10 @@ def gated_delta_rule(
     choice.check_implementation(_OP, implementation)
     if chunk_size not in (16, 32, 64, 128):
         checks.fail_value(_OP, "chunk_size must be 16, 32, 64 or 128", chunk_size)
+    implementation = _supported(implementation, q)
     options = _Options(
-        _supported(implementation, q),
-        chunk_size,
+        implementation,
+        chunk_size if implementation == "xla" else min(chunk_size, _LONGEST),
         q.shape[-1] ** -0.5 if scale is None else float(scale),
         l2_normalize,
         reverse,

@@ -3,6 +3,8 @@
 S_t = exp(g_t) S_{t-1} (I - beta_t k_t k_t^T) + beta_t v_t k_t^T,   o_t = scale S_t q_t
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -22,11 +24,13 @@ def gated_delta_rule(
     scale: float | None = None,
     l2_normalize: bool = False,
     reverse: bool = False,
+    operand: Callable[[Array], Array] = lambda x: x,
 ) -> tuple[Array, Array]:
     """One token after the other; in v's dtype but for 16-bit inputs, whose arithmetic is float32.
 
     q, k (B, L, H, K), v (B, L, H, V), g, beta (B, L, H), segment_ids (B, L)
-    -> o (B, L, H, V), final state (B, H, K, V), the transpose of S.
+    -> o (B, L, H, V), final state (B, H, K, V), the transpose of S. Operands of products pass
+    through `operand`, by which tests round them.
     """
     dtype = v.dtype
     exact = jnp.float64 if dtype == jnp.float64 else jnp.float32
@@ -39,13 +43,16 @@ def gated_delta_rule(
         segment_ids = jnp.zeros((B, L), jnp.int32)
     reset = resets(segment_ids, reverse)
 
+    def product(subscripts: str, *operands: Array) -> Array:
+        return jnp.einsum(subscripts, *map(operand, operands))
+
     def step(state: Array, token: tuple[Array, ...]) -> tuple[Array, Array]:
         q, k, v, g, beta, reset = token
         state = jnp.where(reset[:, None, None, None], jnp.zeros_like(state), state)
         state = state * jnp.exp(g)[..., None, None]
-        new = beta[..., None] * (v - jnp.einsum("bhk,bhkv->bhv", k, state))
-        state = state + jnp.einsum("bhk,bhv->bhkv", k, new)
-        return state, scale * jnp.einsum("bhk,bhkv->bhv", q, state)
+        new = beta[..., None] * (v - product("bhk,bhkv->bhv", k, state))
+        state = state + product("bhk,bhv->bhkv", k, new)
+        return state, scale * product("bhk,bhkv->bhv", q, state)
 
     if initial_state is None:
         initial_state = jnp.zeros((B, H, K, v.shape[-1]), exact)

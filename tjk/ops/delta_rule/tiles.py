@@ -3,7 +3,7 @@
 Each was found by compiling: it spills no register at the widths 32, 64 and 128. None was measured.
 """
 
-from tjk import executors
+from tjk.executors import multiprocessors
 
 WARPS = 4  # each has 16 rows of a chunk of 64
 _PROGRAMS = 4  # on a multiprocessor, two at a time: the last ones leave less of the card idle
@@ -24,7 +24,7 @@ def parts(sequences: int, chunks: int) -> int:
 
     1 while they fill the card: parts cost a pass over all chunks more.
     """
-    wanted = -(-_PROGRAMS * executors.multiprocessors() // sequences)
+    wanted = -(-_PROGRAMS * multiprocessors() // sequences)
     if 2 * wanted <= _PROGRAMS:
         return 1
     return -(-chunks // max(1, chunks // wanted))

@@ -108,7 +108,7 @@ def backward(
 
     def step(d_next: Array, chunk: tuple[_Tokens, Array, Array]) -> tuple[Array, Any]:
         tokens, state, d_o = chunk
-        inputs = tokens[:5]
+        inputs, d_o = tokens[:5], d_o.astype(state.dtype)
         gates, (q, q_vjp), (k, k_vjp), v, beta = _prepare(tokens, scale, l2_normalize)
         # The forward pass again.
         products = product("bhtk,bhsk->bhts", k, k)
@@ -157,7 +157,8 @@ def backward(
     xs = (tokens, jnp.moveaxis(states, 1, 0), d_outputs)
     d_state, gradients = lax.scan(step, d_state, xs, reverse=True)
     d_q, d_k, d_v, d_g, d_beta = (_sequence(d, q.shape[1], reverse) for d in gradients)
-    return d_q, d_k, d_v, d_g[..., 0], d_beta[..., 0], d_state
+    d_g, d_beta = d_g[..., 0].astype(g.dtype), d_beta[..., 0].astype(beta.dtype)
+    return d_q, d_k, d_v, d_g, d_beta, d_state
 
 
 def _chunks(

@@ -137,10 +137,9 @@ def _backward(options: _Options, residuals: Any, cotangents: tuple[Array, Array]
     operands, h = residuals
     if h is None:
         h, _ = options.call("forward", operands, dtype=accumulator(operands.x.dtype))
-    a, x, first, _ = operands
     d_a, d_x, d_first = options.call("backward", operands, h, *cotangents)
-    d_first = None if first is None else d_first
-    return (Operands(d_a.astype(a.dtype), d_x.astype(x.dtype), d_first),)
+    d_first = None if operands.initial_state is None else d_first
+    return (Operands(d_a, d_x, d_first),)
 
 
 _linear_scan.defvjp(_forward, _backward)

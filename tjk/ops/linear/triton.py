@@ -26,33 +26,35 @@ def forward(operands: Operands, *, reverse: bool, dtype: Any) -> tuple[Array, Ar
     """h (B, L, D) in a dtype, and the final state (B, D)."""
     a, x, first, _ = operands
     cut = _Cut(operands, reverse)
-    states = cut.states(x, first, adjoint=False)
     outputs = [jax.ShapeDtypeStruct(x.shape, dtype), cut.struct(x.shape[0], x.shape[2])]
-    h, final = cut.run(kernels.linear_outputs, [a, x, cut.runs, states], outputs)
+    states = cut.states(x, first, adjoint=False)
+    h, final = cut.run(
+        kernels.linear_outputs,
+        [a, x, cut.runs, states, cut.absent if first is None else first],
+        outputs,
+        HAS_INITIAL=first is not None,
+    )
     return h, final
 
 
 def backward(
     operands: Operands, h: Array, d_h: Array, d_final: Array, *, reverse: bool
 ) -> tuple[Array, Array, Array]:
-    """The gradients of a, x and the initial state, in the dtype of the states.
-
-    d_a is (B, L, D), or (D,) as a is.
-    """
+    """The gradients of a, x and the initial state, in their dtypes."""
     a, x, first, _ = operands
     cut = _Cut(operands, reverse)
     states = cut.states(d_h, d_final, adjoint=True)
     d_x, d_a, d_first = cut.run(
         kernels.linear_gradients,
-        [a, h, cut.runs, d_final if first is None else first, d_h, states],
+        [a, h, cut.runs, cut.absent if first is None else first, d_h, states, d_final],
         [
-            cut.struct(*x.shape),
-            cut.struct(*(x.shape if cut.varying else states.shape)),
+            jax.ShapeDtypeStruct(x.shape, x.dtype),
+            jax.ShapeDtypeStruct(a.shape, a.dtype) if cut.varying else cut.struct(*cut.by_part),
             cut.struct(x.shape[0], x.shape[2]),
         ],
         HAS_INITIAL=first is not None,
     )
-    return d_a if cut.varying else jnp.sum(d_a, (0, 1)), d_x, d_first
+    return d_a if cut.varying else jnp.sum(d_a, (0, 1)).astype(a.dtype), d_x, d_first
 
 
 class _Cut:
@@ -64,7 +66,9 @@ class _Cut:
         self.varying = self.a.ndim == 3
         self.complex = jnp.iscomplexobj(x)
         self.has_runs, self.reverse = runs is not None, reverse
+        # What is left out has no elements.
         self.runs = jnp.zeros((self.B, 0), jnp.int32) if runs is None else runs
+        self.absent = jnp.zeros((self.B, 0), self.exact)
         self.block = 128 if self.D > 64 else 64 if self.D > 32 else 32
         self.columns = -(-self.D // self.block)
         self.steps = 4 if self.complex else 8  # at a time: twice the registers each
@@ -73,29 +77,25 @@ class _Cut:
         wanted = -(-_PROGRAMS * executors.multiprocessors() // (self.B * self.columns))
         self.length = shortest * -(-most // min(wanted, most))  # steps of a part
         self.parts = -(-self.L // self.length)
+        self.by_part = self.B, self.parts, self.D
 
     def struct(self, *shape: int) -> jax.ShapeDtypeStruct:
         """An array of states."""
         return jax.ShapeDtypeStruct(shape, self.exact)
 
     def states(self, x: Array, first: Array | None, *, adjoint: bool) -> Array:
-        """The states before all parts (the adjoint ones behind them), (B, parts, D)."""
-        first = jnp.zeros((self.B, self.D), self.exact) if first is None else first
+        """The states that the parts pass on, by a recurrence over them: (B, parts, D).
+
+        If adjoint those of q, from the last part to the first. No array for a part alone.
+        """
         if self.parts == 1:
-            return first[:, None]
-        shape = self.struct(self.B, self.parts, self.D)
-        summaries = self.run(
+            return self.absent
+        shape = self.struct(*self.by_part)
+        decays, ends = self.run(
             kernels.linear_summaries, [self.a, x, self.runs], [shape, shape], ADJOINT=adjoint
         )
-        (states,) = _run(
-            kernels.linear_pass_states,
-            [*summaries, first],
-            (self.parts,),
-            [shape],
-            self.B * self.columns,
-            {"D": self.D, "COMPLEX": self.complex, "ADJOINT": adjoint, "BLOCK_D": self.block},
-            batched=True,
-        )
+        over_parts = Operands(decays, ends, first)
+        states, _ = forward(over_parts, reverse=adjoint, dtype=self.exact)
         return states
 
     def run(
@@ -105,7 +105,10 @@ class _Cut:
         outputs: Sequence[jax.ShapeDtypeStruct],
         **constexprs: Any,
     ) -> list[Array]:
-        """Runs a kernel of which a program takes a part and a block of channels."""
+        """Runs a kernel of which a program takes a part and a block of channels.
+
+        On pairs of real and imaginary parts; those of real numbers are not read.
+        """
         constexprs |= {
             "D": self.D,
             "VARYING": self.varying,
@@ -115,39 +118,21 @@ class _Cut:
             "BLOCK_D": self.block,
             "STEPS": self.steps,
         }
-        scalars = (self.L, self.parts, self.length)
-        grid = self.B * self.parts * self.columns
-        return _run(kernel, inputs, scalars, outputs, grid, constexprs, batched=self.varying)
-
-
-def _run(
-    kernel: Any,
-    inputs: Sequence[Array],
-    scalars: tuple[int, ...],
-    outputs: Sequence[jax.ShapeDtypeStruct],
-    programs: int,
-    constexprs: dict[str, Any],
-    batched: bool,
-) -> list[Array]:
-    """Runs a kernel on pairs of real and imaginary parts; those of real numbers are not read."""
-    pairs = [part for x in inputs for part in _split(x)]
-    structs = [part for out in outputs for part in _split_struct(out)]
-    arrays = (*inputs, *outputs)
-    launch = Launch(
-        kernel=kernel,
-        inputs=tuple(pairs),
-        scalars=scalars,
-        outputs=tuple(structs),
-        grid=(programs,),
-        constexprs=constexprs,
-        num_warps=1,
-        batched=batched,
-        bytes=sum(x.size * x.dtype.itemsize for x in arrays),
-        arch=executors.architecture(),
-    )
-    parts = executors.run(launch)
-    joined = zip(outputs, parts[::2], parts[1::2], strict=True)
-    return [lax.complex(re, im) if out.dtype == jnp.complex64 else re for out, re, im in joined]
+        launch = Launch(
+            kernel=kernel,
+            inputs=tuple(part for x in inputs for part in _split(x)),
+            scalars=(self.L, self.parts, self.length),
+            outputs=tuple(part for out in outputs for part in _split_struct(out)),
+            grid=(self.B * self.parts * self.columns,),
+            constexprs=constexprs,
+            num_warps=1,
+            batched=self.varying,
+            bytes=sum(x.size * x.dtype.itemsize for x in (*inputs, *outputs)),
+            arch=executors.architecture(),
+        )
+        results = executors.run(launch)
+        joined = zip(outputs, results[::2], results[1::2], strict=True)
+        return [lax.complex(re, im) if out.dtype == jnp.complex64 else re for out, re, im in joined]
 
 
 def _split(x: Array) -> tuple[Array, ...]:

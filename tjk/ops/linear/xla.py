@@ -35,10 +35,7 @@ def forward(operands: Operands, *, reverse: bool, dtype: Any) -> tuple[Array, Ar
 def backward(
     operands: Operands, h: Array, d_h: Array, d_final: Array, *, reverse: bool
 ) -> tuple[Array, Array, Array]:
-    """The gradients of a, x and the initial state, in the dtype of the states.
-
-    d_a is (B, L, D), or (D,) as a is.
-    """
+    """The gradients of a, x and the initial state, in their dtypes."""
     a, x, first, _ = operands
     steps = _Steps(operands, reverse)
     first = jnp.zeros_like(x[:, 0], steps.exact) if first is None else first
@@ -54,13 +51,13 @@ def backward(
         g = now[1] + q
         d_a = steps.where_passed(g * now[2], now[0])
         carry = (steps.decay(now[0]) * g, sums if varying else sums + d_a)
-        return carry, (g, d_a if varying else None)
+        return carry, (g.astype(x.dtype), d_a.astype(a.dtype) if varying else None)
 
     behind, d_first = steps.states(d_final, over[:2], step, backward=True)
     (_, sums), (d_x, d_a) = lax.scan(
         step_back, (behind, jnp.zeros_like(behind)), over, reverse=True
     )
-    d_a = steps.join(d_a) if varying else jnp.sum(sums, (0, 1))
+    d_a = steps.join(d_a) if varying else jnp.sum(sums, (0, 1)).astype(a.dtype)
     return d_a, steps.join(d_x), d_first
 
 

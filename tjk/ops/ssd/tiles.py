@@ -25,25 +25,34 @@ class Tile:
 
 # For widths, of heads and states, up to 64, 128 and 256.
 _TILES: dict[tuple[Kernel, Products], tuple[Tile, Tile, Tile]] = {
-    ("states", "16-bit"): (Tile(64, 64, 4, 2), Tile(64, 32, 4, 2), Tile(64, 32, 4, 2)),
+    ("states", "16-bit"): (Tile(64, 32, 4, 2), Tile(64, 32, 4, 2), Tile(64, 32, 4, 2)),
     ("states", "tf32"): (Tile(64, 32, 4, 2), Tile(64, 32, 4, 2), Tile(64, 32, 4, 2)),
     ("states", "ieee"): (Tile(32, 32, 4, 1), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
     ("outputs", "16-bit"): (Tile(64, 64, 4, 2), Tile(64, 64, 8, 2), Tile(64, 32, 8, 1)),
-    ("outputs", "tf32"): (Tile(64, 64, 4, 2), Tile(64, 64, 8, 2), Tile(32, 32, 8, 1)),
+    ("outputs", "tf32"): (Tile(64, 64, 4, 2), Tile(64, 64, 8, 2), Tile(32, 16, 8, 1)),
     ("outputs", "ieee"): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1), Tile(16, 16, 8, 1)),
-    ("d_C", "16-bit"): (Tile(64, 64, 8, 1), Tile(64, 64, 8, 1), Tile(32, 32, 8, 1)),
-    ("d_C", "tf32"): (Tile(64, 64, 8, 1), Tile(64, 64, 8, 1), Tile(32, 32, 8, 1)),
-    ("d_C", "ieee"): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1), Tile(16, 16, 8, 1)),
+    ("d_C", "16-bit"): (Tile(64, 32, 8, 1), Tile(64, 64, 8, 1), Tile(16, 32, 8, 1)),
+    ("d_C", "tf32"): (Tile(64, 64, 8, 1), Tile(64, 32, 8, 2), Tile(32, 32, 8, 1)),
+    ("d_C", "ieee"): (Tile(32, 16, 8, 1), Tile(32, 16, 8, 1), Tile(16, 16, 8, 1)),
     ("d_inputs", "16-bit"): (Tile(64, 64, 8, 1), Tile(64, 64, 8, 1), Tile(32, 32, 8, 1)),
     ("d_inputs", "tf32"): (Tile(64, 64, 8, 1), Tile(64, 64, 8, 1), Tile(32, 32, 8, 1)),
     ("d_inputs", "ieee"): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1), Tile(16, 16, 8, 1)),
+}
+
+# A wavefront's 64 lanes share fewer registers.
+_AMD: dict[tuple[Kernel, Products], Tile] = {
+    ("d_C", "16-bit"): Tile(32, 32, 4, 1),
+    ("d_C", "tf32"): Tile(32, 32, 4, 1),
+    ("d_inputs", "tf32"): Tile(64, 32, 8, 1),
 }
 
 
 def choose(
     kernel: Kernel, products: Products, width: int, chunk_size: int, arch: Arch | None
 ) -> Tile:
-    """The tile for P or R, whichever is larger; no larger than a chunk."""
+    """The tile for the width P or R, whichever is larger; no longer than a chunk."""
     tile = _TILES[kernel, products][(width > 64) + (width > 128)]
+    if isinstance(arch, str) and width <= 128:
+        tile = _AMD.get((kernel, products), tile)
     block_m = tile.block_m if kernel == "states" else min(tile.block_m, chunk_size)
     return dataclasses.replace(tile, block_m=block_m, block_n=min(tile.block_n, chunk_size))

@@ -277,7 +277,10 @@ class Problem:
     def _heads(self) -> Array:
         """A, bias and D of each head, for each sequence, so that `jax.vmap` can fold: (B, 3, H)."""
         A = self.operands.A
-        given = (a if a is not None else jnp.zeros_like(A) for a in (A, self.operands.dt_bias, self.operands.D))
+        given = (
+            a if a is not None else jnp.zeros_like(A)
+            for a in (A, self.operands.dt_bias, self.operands.D)
+        )
         return jnp.broadcast_to(jnp.stack([*given]), (self.operands.x.shape[0], 3, len(A)))
 
     def _runs(self, steps: Array) -> Array:

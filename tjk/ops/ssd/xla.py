@@ -243,9 +243,7 @@ def _decays(chunk: _Chunk, A: Array) -> _Decays:
     )
 
 
-def _states(
-    state: Array, chunk: _Chunk, decays: _Decays, product: _Product
-) -> tuple[Array, Array]:
+def _states(state: Array, chunk: _Chunk, decays: _Decays, product: _Product) -> tuple[Array, Array]:
     """The states before the parts (b, k, g, h, p, r), and the one behind the last."""
     entering = chunk.x * (chunk.dt * decays.to_end)[..., None]
     ends = product("bkighp,bkigr->bkghpr", entering, chunk.B)
