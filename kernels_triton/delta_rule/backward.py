@@ -1,4 +1,4 @@
-"""Backward pass of the gated delta rule, chunk by chunk, from the states that the forward pass kept.
+"""Backward pass of the gated delta rule, chunk by chunk, from the states that the forward kept.
 
 With the names of `forward.py`, P = scale G (q k^T), and d_next the gradient of the state S' behind
 a chunk:
@@ -93,9 +93,10 @@ def delta_rule_d_states(
         else:
             d_o = load_rows(d_o_ptr, first, steps, inside, column, V, BLOCK_W)
         ending *= end[:, None]
-        scores, squares = row_products(
-            q_ptr, k_ptr, first, steps, inside, K, C, BLOCK_P, PRECISION
-        )
+        if not COMPOSE:
+            offsets, mask = matrix((b * chunks + i) * H + h, column, K, V, BLOCK_K, BLOCK_W)
+            tl.store(out_ptr + offsets, d_next, mask=mask)
+        scores, squares = row_products(q_ptr, k_ptr, first, steps, inside, K, C, BLOCK_P, PRECISION)
         q_norms = inverse_norms(squares, L2_NORMALIZE) * scale
         between = inner_decays(g_ptr, runs_ptr, first, steps, inside, H, C, HAS_RUNS, False)
         scores = tl.trans((between * scores).to(k.dtype))
@@ -103,28 +104,25 @@ def delta_rule_d_states(
         d_new = tl.dot(scores, d_o.to(k.dtype), ending, input_precision=PRECISION)
         d_new = (k_norms[:, None] * d_new).to(k.dtype)
         d_right = tl.dot(tl.trans(T), d_new, input_precision=PRECISION)
-        d_v = beta[:, None] * d_right
         if not COMPOSE:
             store_rows(d_right_ptr, d_right, first, steps, inside, column, V, BLOCK_W)
             offsets, mask = matrix((b * chunks + n) * H + h, column, K, V, BLOCK_K, BLOCK_W)
             state = tl.load(states_ptr + offsets, mask=mask, other=0.0)
             d_last = whole * tl.sum(tl.sum(state * d_next, axis=1), axis=0)
-            offsets, mask = matrix((b * chunks + i) * H + h, column, K, V, BLOCK_K, BLOCK_W)
-            tl.store(out_ptr + offsets, d_next, mask=mask)
             state = state.to(k.dtype)
+            q = load_rows(q_ptr, first, steps, inside, 0, K, BLOCK_K)
+            read = tl.dot(q, state, input_precision=PRECISION)
+            from_start = start * tl.sum(read * d_o, axis=1)
             k = load_rows(k_ptr, first, steps, inside, 0, K, BLOCK_K)
             recalled = (start * k_norms)[:, None] * tl.dot(k, state, input_precision=PRECISION)
             v = load_rows(v_ptr, first, steps, inside, column, V, BLOCK_W).to(tl.float32)
             corrected = v - recalled
             d_beta = tl.sum(d_right * corrected, axis=1)
-            recalling = tl.sum(d_v * recalled, axis=1)
+            recalling = beta * tl.sum(d_right * recalled, axis=1)
             corrected = (beta[:, None] * corrected).to(k.dtype)
             new = tl.dot(T, corrected, input_precision=PRECISION)
             store_rows(new_ptr, new, first, steps, inside, column, V, BLOCK_W)
             to_end = k_norms * tl.sum(ending * new, axis=1)
-            q = load_rows(q_ptr, first, steps, inside, 0, K, BLOCK_K)
-            read = tl.dot(q, state, input_precision=PRECISION)
-            from_start = start * tl.sum(read * d_o, axis=1)
             # The last token's sum is in those of all.
             at_end = tl.arange(0, C) == tl.minimum(C, L - n * C) - 1
             d_sums = from_start - recalling - to_end
@@ -134,7 +132,7 @@ def delta_rule_d_states(
             tl.store(at + 1, to_end - recalling, mask=inside)
             tl.store(at + 2, d_sums, mask=inside)
             tl.store(at + 3, d_beta, mask=inside)
-        d_v = ((-start * k_norms)[:, None] * d_v).to(k.dtype)
+        d_v = ((-start * k_norms * beta)[:, None] * d_right).to(k.dtype)
         keys = load_columns(k_ptr, first, steps, inside, 0, K, BLOCK_K)
         d_next = tl.dot(keys, d_v, whole * d_next, input_precision=PRECISION)
         queries = load_columns(q_ptr, first, steps, inside, 0, K, BLOCK_K)

@@ -176,10 +176,7 @@ def inner_decays(
     """
     sums, _ = running_sums(g_ptr, first, steps, inside)
     offs = tl.arange(0, C)
-    if STRICT:
-        connected = offs[:, None] > offs[None, :]
-    else:
-        connected = offs[:, None] >= offs[None, :]
+    connected = offs[:, None] > offs[None, :] if STRICT else offs[:, None] >= offs[None, :]
     if HAS_RUNS:
         runs = load_runs(runs_ptr, first, steps, inside, H)
         connected = connected & (runs[:, None] == runs[None, :])
@@ -205,8 +202,9 @@ def key_inverse(
     between = inner_decays(g_ptr, runs_ptr, first, steps, inside, H, C, HAS_RUNS, True)
     system = between * (beta * norms)[:, None] * norms[None, :] * products
     T = unit_lower_inverse(system.reshape(1, C, C), 1, C, INVERSE_PRECISION).reshape(C, C)
+    T = T.to(k_ptr.dtype.element_ty)
     tl.debug_barrier()
-    return T.to(k_ptr.dtype.element_ty), norms
+    return T, norms
 
 
 @triton.jit

@@ -41,13 +41,16 @@ def fold(x, M: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def offsets(
-    first, i, L, column, WIDTH: tl.constexpr, REVERSE: tl.constexpr, EVEN: tl.constexpr
+    first, i, last, column, WIDTH: tl.constexpr, REVERSE: tl.constexpr, EVEN: tl.constexpr
 ):
-    """Offset of `column` in row `first` + i of an array (L, WIDTH); behind the last row, in it."""
+    """From the row of a chunk's first step to `column` of step `first` + i, at most `last`."""
     if EVEN:  # then i, which is known, becomes part of the instruction
-        offs = row(first, L, REVERSE).to(tl.int64) * WIDTH + column
-        return offs + (-i * WIDTH if REVERSE else i * WIDTH)
-    return row(tl.minimum(first + i, L - 1), L, REVERSE).to(tl.int64) * WIDTH + column
+        offs = ((-first if REVERSE else first) * WIDTH + column).to(tl.int64)
+        offs += -i * WIDTH if REVERSE else i * WIDTH
+    else:
+        t = tl.minimum(first + i, last)
+        offs = (-t if REVERSE else t) * WIDTH + column
+    return offs
 
 
 @triton.jit
@@ -73,7 +76,7 @@ def pass_on(decay, state, start, lanes, LANES: tl.constexpr, BACK: tl.constexpr)
 def selective_gradients(
     x_ptr, delta_ptr, A_ptr, B_ptr, C_ptr, D_ptr, z_ptr, bias_ptr, runs_ptr,
     states_ptr, adjoints_ptr, d_y_ptr,
-    BATCH, L, CHUNKS, GROUPS,
+    BATCH, L, L_AGAIN, CHUNKS, GROUPS,
     d_x_ptr, d_delta_ptr, d_A_ptr, d_rows_ptr, d_D_ptr, d_z_ptr, d_bias_ptr,
     D: tl.constexpr, R: tl.constexpr, REVERSE: tl.constexpr,
     HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_BIAS: tl.constexpr, SOFTPLUS: tl.constexpr,
@@ -92,15 +95,19 @@ def selective_gradients(
     b = (pid // GROUPS // CHUNKS).to(tl.int64)
     chunk = pid // GROUPS % CHUNKS
     group = pid % GROUPS
-    x_ptr += b * L * D
-    delta_ptr += b * L * D
-    z_ptr += b * L * D
-    d_y_ptr += b * L * D
-    d_x_ptr += b * L * D
-    d_delta_ptr += b * L * D
-    d_z_ptr += b * L * D
-    B_ptr += b * L * R
-    C_ptr += b * L * R
+    # Steps count from the first of the chunk, the `last` of the sequence, too.
+    begin = chunk * (INNER * OUTER)
+    last = L - 1 - begin
+    at = b * L + row(begin, L, REVERSE)
+    x_ptr += at * D
+    delta_ptr += at * D
+    z_ptr += at * D
+    d_y_ptr += at * D
+    d_x_ptr += at * D
+    d_delta_ptr += at * D
+    d_z_ptr += at * D
+    B_ptr += at * R
+    C_ptr += at * R
     A_ptr += b // BATCH * (D * R)
     states_ptr += (b * CHUNKS + chunk) * (D * R)
     adjoints_ptr += (b * CHUNKS + chunk) * (D * R)
@@ -109,13 +116,14 @@ def selective_gradients(
     d_bias_ptr += (b * CHUNKS + chunk) * D
 
     lanes = tl.arange(0, OUTER)[None, :] + tl.zeros([BLOCK_D, OUTER], tl.int32)
-    first = chunk * (INNER * OUTER) + tl.arange(0, OUTER)[None, :] * INNER  # step of each lane
+    first = tl.arange(0, OUTER)[None, :] * INNER  # step of each lane
     zeros = tl.zeros([BLOCK_D, OUTER], tl.float32)
     # d_rows: (OUTER, INNER, 2), the last axis for B and C.
-    t_rows = first.reshape(OUTER, 1, 1) + tl.arange(0, INNER)[None, :, None]
-    inside_rows = t_rows < L
-    offs_rows = (b * GROUPS + group) * 2 * R * L + row(t_rows, L, REVERSE).to(tl.int64)
-    offs_rows += tl.arange(0, 2)[None, None, :].to(tl.int64) * R * L
+    t_rows = tl.arange(0, OUTER)[:, None, None] * INNER + tl.arange(0, INNER)[None, :, None]
+    inside_rows = t_rows <= last
+    d_rows_ptr += (b * GROUPS + group) * 2 * R * L + row(begin, L, REVERSE)
+    offs_rows = tl.arange(0, 2)[None, None, :].to(tl.int64) * R * L
+    offs_rows += -t_rows if REVERSE else t_rows
 
     for block in range(group, blocks, GROUPS):
         mask_d = block * BLOCK_D + tl.arange(0, BLOCK_D)[:, None] < D
@@ -124,15 +132,15 @@ def selective_gradients(
         delta, w, d_sum, keep, through_input, through_decay, y = (), (), (), (), (), (), ()
         total, keep_all = zeros, lanes >= 0
         for i in tl.static_range(INNER):
-            mask = (first + i < L) & mask_d
-            offs = offsets(first, i, L, d, D, REVERSE, EVEN)
+            mask = (first + i <= last) & mask_d
+            offs = offsets(first, i, last, d, D, REVERSE, EVEN)
             delta_i, _ = step_sizes(tl.load(delta_ptr + offs), bias, SOFTPLUS)
             delta_i = tl.where(mask, delta_i, 0.0)
             d_i = tl.where(mask, tl.load(d_y_ptr + offs).to(tl.float32), 0.0)
             if HAS_Z:
                 d_i *= activation(tl.load(z_ptr + offs).to(tl.float32), "silu")[0]
             if HAS_RUNS:
-                keep_i = kept(runs_ptr + b * L, first + i, L, REVERSE)
+                keep_i = kept(runs_ptr + b * L, begin + first + i, L, REVERSE)
                 keep_all = keep_all & keep_i
                 keep = keep + (keep_i,)
             total += delta_i
@@ -149,7 +157,7 @@ def selective_gradients(
             B, C, decay = (), (), ()
             h, q = zeros, zeros
             for i in tl.static_range(INNER):
-                offs_r = offsets(first, i, L, r, R, REVERSE, EVEN)
+                offs_r = offsets(first, i, last, r, R, REVERSE, EVEN)
                 B = B + (tl.load(B_ptr + offs_r).to(tl.float32),)
                 C = C + (tl.load(C_ptr + offs_r).to(tl.float32),)
                 decay_i = tl.exp2(delta[i] * (A * LOG2E))
@@ -193,11 +201,13 @@ def selective_gradients(
             tl.store(pointers, known + tl.sum(both, 0), mask=inside_rows)
         tl.debug_barrier()  # the next block adds to what this one has stored
 
+        # A second L: or else the addresses of above are kept, in registers that there are not.
+        last_again = L_AGAIN - 1 - begin
         skip = tl.load(D_ptr + b // BATCH * D + d) if HAS_D else 0.0
         d_D, d_bias = zeros, zeros
         for i in tl.static_range(INNER):
-            mask = (first + i < L) & mask_d
-            offs = offsets(first, i, L, d, D, REVERSE, EVEN)
+            mask = (first + i <= last_again) & mask_d
+            offs = offsets(first, i, last_again, d, D, REVERSE, EVEN)
             x = tl.load(x_ptr + offs).to(tl.float32)
             _, slope = step_sizes(tl.load(delta_ptr + offs), bias, SOFTPLUS)
             d_x = delta[i] * through_input[i] + skip * d_sum[i]

@@ -40,7 +40,7 @@ def store_tokens(
     out_ptr, value, t, length, STRIDE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Stores rows of times t of a chunk, WIDTH wide and STRIDE apart, rounded to the array's dtype."""
+    """Stores rows of times t of a chunk, WIDTH wide and STRIDE apart, in the array's dtype."""
     offs = tl.arange(0, BLOCK)[None, :]
     mask = (t < length)[:, None] & (offs < WIDTH)
     pointers = out_ptr + rows(t, length, STRIDE, REVERSE)[:, None] + offs

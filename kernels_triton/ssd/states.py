@@ -59,10 +59,7 @@ def ssd_chunk_states(
             weight = from_start(steps_ptr, runs_ptr, t, chunk, length, time, HAS_RUNS, REVERSE)
             weight = tl.where(t < length, weight, 0.0)
         x_pointers = x_ptr + rows(t, length, H * P, REVERSE)[None, :] + offs_p
-        if P % BLOCK_P == 0:
-            x = load_operand(x_pointers)
-        else:
-            x = load_operand(x_pointers, offs_p < P)
+        x = load_operand(x_pointers) if P % BLOCK_P == 0 else load_operand(x_pointers, offs_p < P)
         x = (x.to(tl.float32) * weight[None, :]).to(x_ptr.dtype.element_ty)
         B = left_tile(B_ptr + rows(t, length, G * R, REVERSE)[:, None], start_r, R, BLOCK_R)
         added = tl.dot(x, B, added, input_precision=PRECISION)

@@ -64,11 +64,11 @@ def ssd_d_steps(
 ):  # fmt: skip
     """One program makes the gradients of the steps of one chunk of one head.
 
-    tokens (B, H, 3, time): for each token the gradient of its step as a factor of what it adds, what
-    it adds to the state behind the chunk times that state's gradient, and x . d_y. crossing
-    (B, H, PARTS, time): pairs of tokens of a chunk, whose sum over PARTS counts those that lie on both
-    sides of t. from_state (B, H, time): what a token takes from the state before its chunk. carried
-    (B, CHUNKS, H, TILES): from the state before a chunk to the one behind it.
+    time = CHUNKS CHUNK. tokens (B, H, 3, time): for each token the gradient of its step as a factor
+    of what it adds, what it adds to the state behind the chunk times that state's gradient, and
+    x . d_y. crossing (B, H, PARTS, time): pairs of tokens of a chunk, whose sum over PARTS counts
+    those that lie on both sides of t. from_state (B, H, time): what a token takes from the state
+    before its chunk. carried (B, CHUNKS, H, TILES): from the state before a chunk to that behind.
     d_heads (B, CHUNKS, 3, H) is each chunk's share of the gradients of A, bias and D.
     Grid: (B * CHUNKS * H,).
     """

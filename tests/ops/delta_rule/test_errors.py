@@ -72,7 +72,8 @@ WRONG = {
 def test_operands(implementation, changes, error, message):
     with pytest.raises(error, match=re.escape(f"gated_delta_rule: {message}")):
         jax.eval_shape(
-            lambda **x: gated_delta_rule(**x, implementation=implementation), **_arguments(**changes)
+            lambda **x: gated_delta_rule(**x, implementation=implementation),
+            **_arguments(**changes),
         )
 
 
@@ -95,7 +96,8 @@ def test_what_triton_does_not_take():
 
     def call(implementation, **changes):
         return jax.eval_shape(
-            lambda **x: gated_delta_rule(**x, implementation=implementation), **_arguments(**changes)
+            lambda **x: gated_delta_rule(**x, implementation=implementation),
+            **_arguments(**changes),
         )
 
     with pytest.raises(NotImplementedError, match=r"does not take K above 128 \(K=129\)"):

@@ -194,7 +194,7 @@ class _Passes:
             (q, k, g, beta, self._runs, d_o, states, d_states, new, d_right, sums),
             self.inputs[:5],
             (self.inputs.k.shape[1], self.chunks, self.options.scale),
-            {"BLOCKS": sums.shape[3], "BLOCK_K": min(32, block(K)), "BLOCK_W": min(32, block(V))},
+            {"BLOCKS": sums.shape[3], "BLOCK_K": 16, "BLOCK_W": 16},
             programs=self.chunks,
             multiplications=C * C * (5 * K + 2 * V) + 3 * C * K * V,
         )
@@ -264,7 +264,7 @@ class _Passes:
             grid=(B * H * programs,),
             constexprs={
                 **{"H": H, "K": K, "V": V, "C": self.options.chunk_size},
-                **{"BLOCK_P": min(32, block(K)), "HAS_RUNS": self.inputs.runs is not None},
+                **{"BLOCK_P": 16, "HAS_RUNS": self.inputs.runs is not None},
                 **{"L2_NORMALIZE": self.options.l2_normalize, "REVERSE": self.options.reverse},
                 **{"PRECISION": input_precision(self._kind), **constexprs},
             },

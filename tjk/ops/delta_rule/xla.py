@@ -78,7 +78,8 @@ def forward(
         return following, (o.astype(tokens.v.dtype), state)
 
     if initial_state is None:
-        initial_state = jnp.zeros((q.shape[0], *k.shape[2:], v.shape[-1]), exact)
+        shape = (q.shape[0], *k.shape[2:], v.shape[-1])
+        initial_state = jnp.zeros_like(q, exact, shape=shape)  # varies as q in shard_map
     tokens = _chunks(q, k, v, g, beta, runs, chunk_size, reverse)
     state, (o, states) = lax.scan(step, initial_state, tokens)
     states = jnp.moveaxis(states, 0, 1) if keep else None

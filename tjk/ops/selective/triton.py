@@ -176,7 +176,7 @@ def gradients_launch(
             **{"bias": _row(inputs.delta_bias), "runs": runs},
             **{"states": states, "adjoints": adjoints, "d_y": d_y},
         },
-        (batch, L, chunks, groups),
+        (batch, L, L, chunks, groups),
         (
             jax.ShapeDtypeStruct(inputs.x.shape, inputs.x.dtype),
             jax.ShapeDtypeStruct(inputs.delta.shape, inputs.delta.dtype),

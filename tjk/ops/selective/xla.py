@@ -165,7 +165,7 @@ def _exact(inputs: Inputs) -> Inputs:
 def _start(inputs: Inputs) -> Array:
     if inputs.state is not None:
         return inputs.state
-    return jnp.zeros((len(inputs.x), *inputs.A.shape), inputs.A.dtype)
+    return jnp.zeros_like(inputs.A, shape=(len(inputs.x), *inputs.A.shape))
 
 
 def _step_sizes(inputs: Inputs, softplus: bool) -> tuple[Array, Array]:

@@ -54,8 +54,8 @@ def ssd_scan(
         y_i = \sum_{j \le i} e^{a_i - a_j}\, (C_i \cdot B_j)\, \Delta_j x_j
               + e^{a_i}\, h_\mathrm{in} C_i, \qquad a_i = \sum_{s \le i} \Delta_s A
 
-    over the tokens of a chunk, whose states at the start, h_in, come from a pass over all chunks. No
-    array has a state for every token. Chunks run in parallel, and so does the time of one sequence.
+    over the tokens of a chunk, whose state at the start, h_in, comes from a pass over all chunks.
+    No array has a state for every token. Chunks run in parallel, and so does one long sequence.
 
     Decays stay in logarithms and no exponent is positive (for A <= 0 and steps >= 0), so steps of
     100, and states that vanish, are finite, forward and backward. Sums of logarithms are kept in

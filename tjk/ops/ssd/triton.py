@@ -20,11 +20,10 @@ def forward(
 ) -> tuple[Array, Array, Array]:
     """y, the final state, and the states at the starts of chunks: (B, chunks, H, P, R)."""
     problem = Problem(operands, chunk_size, dt_softplus, reverse, precision)
-    x, B, C, z = operands.x, operands.B, operands.C, operands.z
     (steps,) = executors.run(problem.steps())
-    (added,) = executors.run(problem.chunk_states(x, B, steps, to_end=True))
+    (added,) = executors.run(problem.chunk_states(operands.x, operands.B, steps, to_end=True))
     states, last = executors.run(problem.pass_states(added, steps))
-    gate = "none" if z is None else "forward"
+    gate = "none" if operands.z is None else "forward"
     y, _ = executors.run(problem.outputs(steps, states, gate))
     return y, last, states
 
@@ -76,7 +75,7 @@ class Problem:
 
     def steps(self) -> Launch:
         """The launch that makes the steps and the sums of logarithms of decays."""
-        batch, L, H, _ = self.operands.x.shape
+        batch, _, H, _ = self.operands.x.shape
         return self._launch(
             kernels.ssd_steps,
             (self.operands.dt, self._heads()),
@@ -154,7 +153,7 @@ class Problem:
     def d_C(self, d_y: Array, steps: Array, states: Array) -> Launch:
         """The launch that makes the gradient of C, and what each token takes from the state."""
         x, B, C = (getattr(self.operands, name) for name in "xBC")
-        batch, L, H, _ = x.shape
+        batch, _, H, _ = x.shape
         tile = self._tile("d_C")
         tiles = self.chunk // tile.block_m
         splits = self._splits(tiles)
@@ -176,7 +175,7 @@ class Problem:
     def d_inputs(self, d_y: Array, steps: Array, d_states: Array) -> Launch:
         """The launch that makes the gradients of x and B, and pieces of that of the steps."""
         x, B, C = (getattr(self.operands, name) for name in "xBC")
-        batch, L, H, _ = x.shape
+        batch, _, H, _ = x.shape
         tile = self._tile("d_inputs")
         tiles = self.chunk // tile.block_m
         splits = self._splits(tiles)

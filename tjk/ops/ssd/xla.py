@@ -143,7 +143,7 @@ class _Layout:
         self.state_shape = heads, P, R
         self.chunk, self.part = chunk_size, min(chunk_size, _PART)
         self.reverse = reverse
-        self.exact = operands.A.dtype
+        self.exact, self.parameter = operands.A.dtype, operands.A
 
     def per_head(self, parameter: Array | None) -> Array | None:
         """(H,) -> (g, h)."""
@@ -152,7 +152,8 @@ class _Layout:
     def state(self, state: Array | None) -> Array:
         """(..., H, P, R) -> (..., g, h, p, r); None is zeros (b, g, h, p, r)."""
         if state is None:
-            return jnp.zeros((self.batch, *self.heads, *self.state_shape[1:]), self.exact)
+            shape = self.batch, *self.heads, *self.state_shape[1:]
+            return jnp.zeros_like(self.parameter, shape=shape)  # varies as that in shard_map
         return state.reshape(*state.shape[:-3], *self.heads, *self.state_shape[1:])
 
     def chunks(self, operands: Operands, dt: Array, d_y: Array | None = None) -> _Chunk:
