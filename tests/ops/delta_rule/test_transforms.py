@@ -97,9 +97,9 @@ def _lowered_launches(policy: str) -> list[str]:
     return re.findall(r"custom_call @triton_kernel_call", text)
 
 
-@pytest.mark.parametrize(("policy", "count"), [("no remat", 7), ("names", 7), ("nothing", 10)])
+@pytest.mark.parametrize(("policy", "count"), [("no remat", 3), ("names", 3), ("nothing", 4)])
 def test_remat_by_name_runs_the_forward_pass_once(native, policy, count):
-    """Three launches forward, four backward."""
+    """One launch forward and two backward, for one part of time."""
     assert len(native.submit(_lowered_launches, policy).result()) == count
 
 

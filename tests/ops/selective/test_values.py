@@ -49,6 +49,14 @@ def test_chunks(implementation, L, flags, short_chunks):
     check(Problem(L=L, **dict.fromkeys(flags, True)), "float32", implementation)
 
 
+def test_one_program_for_all_channels(monkeypatch):
+    """On a small card a program adds up the gradients of B and C block by block of channels."""
+    monkeypatch.setattr(triton.executors, "multiprocessors", lambda: 1)
+    compiled.cache_clear()
+    check(Problem(L=3, D=18), "float32", "triton")
+    compiled.cache_clear()
+
+
 def test_shipped_chunks(implementation):
     check(Problem(L=260, D=2, R=1), "float32", implementation)
 
