@@ -40,9 +40,7 @@ def fold(x, M: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def offsets(
-    first, i, last, column, WIDTH: tl.constexpr, REVERSE: tl.constexpr, EVEN: tl.constexpr
-):
+def offsets(first, i, last, column, WIDTH: tl.constexpr, REVERSE: tl.constexpr, EVEN: tl.constexpr):
     """From the row of a chunk's first step to `column` of step `first` + i, at most `last`."""
     if EVEN:  # then i, which is known, becomes part of the instruction
         offs = ((-first if REVERSE else first) * WIDTH + column).to(tl.int64)

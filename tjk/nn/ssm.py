@@ -40,7 +40,6 @@ LayerParams = dict[str, Params | CellParams]
 _SAVED = (
     "ssm_cell",
     "ssm_mlp",
-    "linear_scan_states",
     "selective_scan_states",
     "ssd_scan_states",
     "gated_delta_rule_states",
@@ -164,6 +163,9 @@ def apply(
         config: sizes.
         x: (B, L, I), floating; cast to `dtype`.
         dtype: floating dtype of activations and of the operands of matrix products.
+        remat: whether each layer's activations are made again in the backward pass, but for the
+            outputs of cell and perceptron and the scans' states. A training step of the default
+            sizes then needs a third of the memory, and some more arithmetic.
         implementation: of the scans and convolutions. None, "triton" or "xla": those of `tjk.ops`;
             or the functions to call in their place.
 

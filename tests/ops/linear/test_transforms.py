@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from tests.ops.linear.oracle import Problem, inputs
-from tjk import executors
-from tjk.launch import recording
 from tjk.ops.linear import linear_scan, linear_scan_step
 
 ARGUMENTS = {k: jnp.asarray(a, "float32") for k, a in inputs(Problem(L=9)).items()}
@@ -82,24 +80,6 @@ def test_double_precision_is_xla_only():
             assert linear_scan(a, x).dtype == dtype
             with pytest.raises(NotImplementedError, match=f"does not take {dtype}"):
                 linear_scan(a, x, implementation="triton")
-
-
-def test_one_long_sequence_fills_a_card():
-    """In every kernel but the pass over the parts, which is short."""
-    x = jax.ShapeDtypeStruct((1, 65536, 128), jnp.complex64)
-    a = jax.ShapeDtypeStruct((128,), jnp.complex64)
-
-    def loss(a, x):
-        return jnp.sum(jnp.abs(linear_scan(a, x, implementation="triton")))
-
-    with executors.target(86), recording() as launches:
-        jax.eval_shape(jax.grad(loss, (0, 1)), a, x)
-    sizes = {launch.name: launch.grid[0] for launch in launches}
-    assert sizes.pop("linear_pass_states") == 1
-    assert len(sizes) == 3
-    assert all(programs >= 2 * 82 for programs in sizes.values())
-    passes = [launch for launch in launches if launch.name == "linear_pass_states"]
-    assert all(dict(zip(p.kernel.arg_names[6:], p.scalars))["PARTS"] <= 1024 for p in passes)
 
 
 WRONG = {

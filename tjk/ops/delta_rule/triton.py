@@ -172,13 +172,16 @@ class _Passes:
         """
         B, L, H, K, V = self.sizes
         v = self.inputs.v
-        sums = (B, L, H, -(-V // columns(K, V)), 4)
+        # In TF32 wider tiles spill a few bytes on compute capability 8.6 and 9.0.
+        block_w = 16 if self._kind == "tf32" else columns(K, V)
+        sums = (B, L, H, -(-V // block_w), 4)
         return self._pass(
             kernels.delta_rule_d_states,
             (*self.inputs[:5], self._runs, d_o, states, entering),
             ((B, self.chunks, H, K, V), (B, H, K, V), v, v, sums),
             count,
             scaled=True,
+            block_w=block_w,
             constexprs={"COMPOSE": False},
         )
 
@@ -208,13 +211,14 @@ class _Passes:
         *,
         compose: bool = False,
         scaled: bool = False,
+        block_w: int | None = None,
         constexprs: dict[str, Any] | None = None,
     ) -> Launch:
         """A launch of a program for each part and block of columns; the last has no map."""
         _, L, _, K, V = self.sizes
         C, arch = self.options.chunk_size, executors.architecture()
         width = K + V if compose else V
-        block_w = columns(K, width)
+        block_w = block_w or columns(K, width)
         done, per_part = count - 1 if compose else count, -(-self.chunks // count)
         # Three TF32 products make a float32 one; AMD's matrix cores take float32 itself.
         exact = "ieee" if self._kind == "ieee" or not isinstance(arch, int) else "tf32x3"

@@ -32,10 +32,10 @@ _TILES: dict[tuple[Kernel, Products], tuple[Tile, Tile, Tile]] = {
     ("outputs", "tf32"): (Tile(64, 64, 4, 2), Tile(64, 64, 8, 2), Tile(32, 16, 8, 1)),
     ("outputs", "ieee"): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1), Tile(16, 16, 8, 1)),
     ("d_C", "16-bit"): (Tile(64, 32, 8, 1), Tile(64, 64, 8, 1), Tile(16, 32, 8, 1)),
-    ("d_C", "tf32"): (Tile(64, 64, 8, 1), Tile(64, 32, 8, 2), Tile(32, 16, 8, 1)),
+    ("d_C", "tf32"): (Tile(64, 64, 8, 1), Tile(64, 32, 8, 2), Tile(16, 16, 8, 1)),
     ("d_C", "ieee"): (Tile(32, 16, 8, 1), Tile(32, 16, 8, 1), Tile(16, 16, 8, 1)),
     ("d_inputs", "16-bit"): (Tile(64, 64, 8, 1), Tile(64, 64, 8, 1), Tile(32, 32, 8, 1)),
-    ("d_inputs", "tf32"): (Tile(64, 64, 8, 1), Tile(64, 64, 8, 1), Tile(32, 32, 8, 1)),
+    ("d_inputs", "tf32"): (Tile(64, 64, 8, 1), Tile(64, 64, 8, 1), Tile(16, 16, 8, 1)),
     ("d_inputs", "ieee"): (Tile(32, 32, 8, 1), Tile(32, 32, 8, 1), Tile(16, 16, 8, 1)),
 }
 
