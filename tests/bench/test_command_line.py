@@ -56,7 +56,16 @@ def table_of(document):
 
 def test_run_measures_writes_and_reports(make_row, tmp_path, capsys):
     path = tmp_path / "gpu_nn.json"
-    selected = ["--dtype", "bfloat16", "--implementation", "tjk", "--implementation", "jax_xla"]
+    selected = [
+        "--suite",
+        "transformer",
+        "--dtype",
+        "bfloat16",
+        "--implementation",
+        "tjk",
+        "--implementation",
+        "jax_xla",
+    ]
     assert main([*TINY, *selected, "--out", str(path), "--compare", str(SEED)]) == 0
     document, seed = json.loads(path.read_text()), json.loads(SEED.read_text())
     assert document["schema_version"] == 1
@@ -124,19 +133,19 @@ def test_run_of_the_moe_suite(make_row, tmp_path, capsys):
 
 def test_quick_matrix_is_the_default_on_a_cpu_and_full_is_asked_for(measured):
     main([])
-    assert len(measured) == 15 + 12
+    assert len(measured) == 15 + 40 + 12
     measured.clear()
     main(["--quick"])
-    assert len(measured) == 15 + 12
+    assert len(measured) == 15 + 40 + 12
     measured.clear()
     main(["--full"])
-    assert len(measured) == 30 + 24
+    assert len(measured) == 30 + 80 + 24
 
 
 def test_full_matrix_is_the_default_on_a_gpu(measured, monkeypatch):
     monkeypatch.setattr(bench.__main__.jax, "default_backend", lambda: "gpu")
     main([])
-    assert len(measured) == 30 + 24
+    assert len(measured) == 30 + 80 + 24
 
 
 def test_options_that_select_may_be_repeated(measured):
@@ -179,9 +188,9 @@ def test_list_and_dry_run_measure_nothing(measured, tmp_path, capsys):
     assert "full: 24 rows, tokens 4096, 32768\n  quick: 12 rows, tokens 4096" in listed
     assert main(["--dry-run", "--out", str(path)]) == 0
     planned = capsys.readouterr().out.splitlines()
-    assert len(planned) == 15 + 12
+    assert len(planned) == 15 + 40 + 12
     assert planned[0] == "transformer tjk float32 256 8 256 forward: run"
-    assert planned[15] == "moe tjk float32 4096 8 2 512 1024 forward: run"
+    assert planned[15 + 40] == "moe tjk float32 4096 8 2 512 1024 forward: run"
     assert sum("skip (cuDNN needs an NVIDIA GPU" in line for line in planned) == 3
     assert measured == []
     assert not path.exists()
@@ -198,11 +207,11 @@ def test_resume_runs_what_failed_or_is_missing(measured, tmp_path, capsys):
     measured.clear()
     assert main(["--out", str(path), "--resume", "--dry-run"]) == 0
     planned = capsys.readouterr().out.splitlines()
-    assert [line.split(": ")[-1] for line in planned[-27:]] == [
+    assert [line.split(": ")[-1] for line in planned[-67:]] == [
         "kept",
         "run",
         "run",
-        *["kept"] * 24,
+        *["kept"] * 64,
     ]
     assert main(["--out", str(path), "--resume"]) == 0
     assert [case["op"] for case, _ in measured] == ["train_step", "forward"]
@@ -213,7 +222,7 @@ def test_resume_runs_what_failed_or_is_missing(measured, tmp_path, capsys):
 def test_resume_of_a_missing_file_starts_one(measured, tmp_path):
     path = tmp_path / "out.json"
     assert main(["--out", str(path), "--resume"]) == 0
-    assert len(results(path)) == len(measured) == 15 + 12
+    assert len(results(path)) == len(measured) == 15 + 40 + 12
 
 
 def test_resume_continues_no_other_sizes(measured, tmp_path, capsys):
@@ -224,7 +233,7 @@ def test_resume_continues_no_other_sizes(measured, tmp_path, capsys):
     )
     assert "its config.d_model is 16, now it is 32" in complaint
     complaint = usage_error(capsys, "--model-dim", "16", "--out", path, "--resume")
-    assert "its config.suites is ['moe'], now it is ['transformer', 'moe']" in complaint
+    assert "its config.suites is ['moe'], now it is ['transformer', 'ssm', 'moe']" in complaint
 
 
 def test_files_that_cannot_be_used_stop_before_any_measuring(measured, tmp_path, capsys):
@@ -288,7 +297,7 @@ def test_failing_case_does_not_stop_the_run(monkeypatch, tmp_path):
 
     monkeypatch.setattr(transformer, "problem", problem)
     path = tmp_path / "out.json"
-    assert main([*TINY, "--dtype", "bfloat16", "--out", str(path)]) == 0
+    assert main([*TINY, "--suite", "transformer", "--dtype", "bfloat16", "--out", str(path)]) == 0
     reason = "RuntimeError: RESOURCE_EXHAUSTED: out of memory"
     assert [row.get("error") for row in results(path)] == [reason, reason, None, reason, None, None]
     assert ["median_ms" in row for row in results(path)] == [row == 2 for row in range(6)]
@@ -337,7 +346,8 @@ sys.exit(program.main(sys.argv[1:]))
 
 def run_program(path, *arguments, dies):
     environment = {**os.environ, "DIES": dies, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", PROGRAM, "--dtype", "float32", "--out", str(path), *arguments]
+    suites = ["--suite", "transformer", "--suite", "moe", "--dtype", "float32"]
+    command = [sys.executable, "-c", PROGRAM, *suites, "--out", str(path), *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
