@@ -43,3 +43,8 @@ def products(dtype: Any, precision: str, arch: Arch | None) -> Products:
 def input_precision(kind: Products) -> str:
     """Triton's name for it, which it asks for in products of 16-bit operands, too."""
     return "tf32" if kind == "tf32" else "ieee"
+
+
+def accumulator(dtype: Any) -> jnp.dtype:
+    """What sums and states of real numbers are: float32, or float64 for float64."""
+    return jnp.dtype(jnp.float64 if dtype == jnp.float64 else jnp.float32)

@@ -4,9 +4,10 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
 from tjk import checks
+from tjk.precision import accumulator
 
 
 class Operands(NamedTuple):
@@ -25,11 +26,6 @@ class Operands(NamedTuple):
     bias: Array | None
     initial_state: Array | None
     runs: Array | None = None
-
-
-def accumulator(dtype: DTypeLike) -> jnp.dtype:
-    """What sums and states are: float32, or float64 where x is."""
-    return jnp.dtype(jnp.float64 if dtype == jnp.float64 else jnp.float32)
 
 
 def check(

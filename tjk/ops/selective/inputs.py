@@ -2,11 +2,10 @@
 
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 from jax import Array
 
 from tjk import checks
+from tjk.precision import accumulator
 
 # Steps between the states that the forward pass keeps for the backward pass.
 SPACING = 256
@@ -39,11 +38,6 @@ class Inputs(NamedTuple):
     z: Array | None
     delta_bias: Array | None
     state: Array | None
-
-
-def accumulator(dtype: jax.typing.DTypeLike) -> jnp.dtype:
-    """What states are and arithmetic is done in: float32, or float64 where x is."""
-    return jnp.dtype("float64" if dtype == jnp.float64 else "float32")
 
 
 def check(op: str, inputs: Inputs, time: str, state: str) -> None:
