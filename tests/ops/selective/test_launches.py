@@ -49,12 +49,13 @@ def _bytes(arrays) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(arrays))
 
 
+@pytest.mark.parametrize("arch", CUDA)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_bytes(dtype):
+def test_bytes(dtype, arch):
     """The chunk states that the backward pass wants are among what the forward pass moves."""
     arguments = _arguments(dtype, **SUITE)
     y = arguments["x"]
-    forward, backward = _launches(86, arguments)
+    forward, backward = _launches(arch, arguments)
     assert [launch.name for launch in forward] == ["selective_states"]
     assert [launch.name for launch in backward] == ["selective_states", "selective_gradients"]
     moved = [sum(launch.bytes for launch in launches) for launches in (forward, backward)]
@@ -71,7 +72,7 @@ def test_one_long_sequence_fills_the_card(arch):
     assert names == [*passes, *passes, "selective_gradients"]
     for launch in (*forward, *backward):
         if launch.name != "selective_starts":
-            assert launch.grid[0] >= 2 * MULTIPROCESSORS[arch], launch
+            assert launch.grid[0] >= 4 / 3 * MULTIPROCESSORS[arch], launch
         # Nothing is as large as the states of all steps.
         assert all(out.size <= 65536 * 128 * 128 / 16 for out in launch.outputs), launch
 

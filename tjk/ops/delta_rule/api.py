@@ -14,8 +14,8 @@ from tjk import checks, choice, segments
 from tjk.choice import Implementation
 from tjk.manual_axes import vary_together
 from tjk.ops.delta_rule import xla
-from tjk.ops.delta_rule.contract import check_operands, state_dtype
-from tjk.precision import Precision, resolve
+from tjk.ops.delta_rule.operands import Operands, check
+from tjk.precision import Precision, accumulator, resolve
 
 _OP = "gated_delta_rule"
 _WIDEST = 128  # K in Triton
@@ -107,10 +107,8 @@ def gated_delta_rule(
         >>> gated_delta_rule(k, k, k, -gate, gate, l2_normalize=True).shape
         (2, 100, 4, 32)
     """
-    q, k, v, g, beta = (jnp.asarray(x) for x in (q, k, v, g, beta))
-    if initial_state is not None:
-        initial_state = jnp.asarray(initial_state)
-    check_operands(_OP, "L", q, k, v, g, beta, ("initial_state", initial_state))
+    operands = check(_OP, "L", q, k, v, g, beta, ("initial_state", initial_state))
+    q, v = operands.q, operands.v
     runs = segments.runs(_OP, segment_ids, q.shape[:2], reverse)
     choice.check_implementation(_OP, implementation)
     if chunk_size not in (16, 32, 64, 128):
@@ -125,12 +123,12 @@ def gated_delta_rule(
         resolve(_OP, precision),
     )
     if q.size == 0:  # no batch, no time or no head
-        state = initial_state
+        o, state = jnp.zeros_like(v), operands.initial_state
         if state is None:
-            state = jnp.zeros((q.shape[0], *q.shape[2:], v.shape[-1]), state_dtype(q.dtype))
-        o = jnp.zeros_like(v)
+            state = jnp.zeros((q.shape[0], *q.shape[2:], v.shape[-1]), accumulator(q.dtype))
     else:
-        o, state = _delta_rule(*vary_together(q, k, v, g, beta, initial_state, runs), options)
+        operands = Operands(*vary_together(*operands._replace(runs=runs)))
+        o, state = _delta_rule(operands, options)
     return (o, state) if return_final_state else o
 
 
@@ -177,31 +175,20 @@ class _Options:
         return choice.dispatch(implementation, triton, plain, *operands)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(7,))
-def _delta_rule(
-    q: Array,
-    k: Array,
-    v: Array,
-    g: Array,
-    beta: Array,
-    initial_state: Array | None,
-    runs: Array | None,
-    options: _Options,
-) -> tuple[Array, Array]:
-    o, final_state, _ = options.call("forward", q, k, v, g, beta, initial_state, runs, keep=False)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _delta_rule(operands: Operands, options: _Options) -> tuple[Array, Array]:
+    o, final_state, _ = options.call("forward", operands, keep=False)
     return o, final_state
 
 
-def _forward(*arguments: Any) -> tuple[tuple[Array, Array], Any]:
-    *operands, options = arguments
-    o, final_state, states = options.call("forward", *operands, keep=True)
-    return (o, final_state), (*operands, checkpoint_name(states, "gated_delta_rule_states"))
+def _forward(operands: Operands, options: _Options) -> tuple[tuple[Array, Array], Any]:
+    o, final_state, states = options.call("forward", operands, keep=True)
+    return (o, final_state), (operands, checkpoint_name(states, "gated_delta_rule_states"))
 
 
 def _backward(options: _Options, residuals: Any, cotangents: tuple[Array, Array]) -> Any:
-    initial_state = residuals[5]
-    *d_operands, d_state = options.call("backward", *residuals, *cotangents)
-    return (*d_operands, None if initial_state is None else d_state, None)
+    operands, states = residuals
+    return (options.call("backward", operands, states, *cotangents),)
 
 
 _delta_rule.defvjp(_forward, _backward)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from tjk.ops.delta_rule.contract import check_operands
+from tjk.ops.delta_rule.operands import check
 
 _OP = "gated_delta_rule_step"
 
@@ -57,8 +57,7 @@ def gated_delta_rule_step(
         >>> o.shape, state.shape
         ((1, 2, 3), (1, 2, 4, 3))
     """
-    state, q, k, v, g, beta = (jnp.asarray(x) for x in (state, q, k, v, g, beta))
-    check_operands(_OP, "", q, k, v, g, beta, ("state", state))
+    q, k, v, g, beta, state, _ = check(_OP, "", q, k, v, g, beta, ("state", state))
     dtype, scale = v.dtype, q.shape[-1] ** -0.5 if scale is None else scale
     q, k, v, g, beta = (x.astype(state.dtype) for x in (q, k, v, g, beta))
     if l2_normalize:

@@ -1,7 +1,7 @@
 """The gated delta rule in Triton: launches, and the passes over parts of time."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,19 +10,9 @@ from jax import Array
 from kernels_triton import delta_rule as kernels
 from tjk import executors
 from tjk.launch import Launch
+from tjk.ops.delta_rule.operands import Operands
 from tjk.ops.delta_rule.tiles import WARPS, block, columns, parts
 from tjk.precision import Products, input_precision, products
-
-
-class Inputs(NamedTuple):
-    """The operands of the forward pass but for the initial state."""
-
-    q: Array
-    k: Array
-    v: Array
-    g: Array
-    beta: Array
-    runs: Array | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,22 +26,11 @@ class Options:
     precision: str
 
 
-def forward(
-    q: Array,
-    k: Array,
-    v: Array,
-    g: Array,
-    beta: Array,
-    initial_state: Array | None,
-    runs: Array | None,
-    *,
-    keep: bool,
-    **options: Any,
-) -> tuple[Array, Array, Array | None]:
+def forward(operands: Operands, *, keep: bool, **options: Any) -> tuple[Array, Array, Array | None]:
     """o (B, L, H, V), the final state, and the state before each chunk, if it is to be kept."""
-    passes = _Passes(Inputs(q, k, v, g, beta, runs), Options(**options))
+    passes = _Passes(operands, Options(**options))
     count = passes.parts()
-    initial = initial_state
+    initial = operands.initial_state
     if count > 1:
         maps = executors.run(passes.compose(count))
         (initial,) = executors.run(passes.states(*maps, initial, count))
@@ -60,44 +39,35 @@ def forward(
 
 
 def backward(
-    q: Array,
-    k: Array,
-    v: Array,
-    g: Array,
-    beta: Array,
-    initial_state: Array | None,
-    runs: Array | None,
-    states: Array,
-    d_o: Array,
-    d_state: Array,
-    **options: Any,
-) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """The gradients of q, k, v, g, beta and of the initial state, in their dtypes."""
-    passes = _Passes(Inputs(q, k, v, g, beta, runs), Options(**options))
+    operands: Operands, states: Array, d_o: Array, d_state: Array, **options: Any
+) -> Operands:
+    """The gradients of all operands, in their dtypes."""
+    passes = _Passes(operands, Options(**options))
     count = passes.parts()
     entering = d_state
     if count > 1:
         maps, decay, *_ = executors.run(passes.d_compose(d_o, count))
         (entering,) = executors.run(passes.states(maps, decay, d_state, count))
     d_states, d_initial, *kept = executors.run(passes.d_states(d_o, states, entering, count))
-    return *executors.run(passes.gradients(d_o, states, d_states, *kept)), d_initial
+    gradients = executors.run(passes.gradients(d_o, states, d_states, *kept))
+    return Operands(*gradients, None if operands.initial_state is None else d_initial)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Passes:
     """The launches of one problem. Passes go through the chunks of `count` parts of time."""
 
-    inputs: Inputs
+    operands: Operands
     options: Options
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int]:
         """B, L, H, K, V."""
-        return (*self.inputs.k.shape, self.inputs.v.shape[-1])
+        return (*self.operands.k.shape, self.operands.v.shape[-1])
 
     @property
     def chunks(self) -> int:
-        return -(-self.inputs.k.shape[1] // self.options.chunk_size)
+        return -(-self.operands.k.shape[1] // self.options.chunk_size)
 
     def parts(self) -> int:
         """In how many parts a pass over all of time is cut."""
@@ -107,7 +77,7 @@ class _Passes:
     def compose(self, count: int) -> Launch:
         """The launch that makes the map and the decay of each part but the last."""
         B, _, H, K, V = self.sizes
-        _, k, v, g, beta, _ = self.inputs
+        _, k, v, g, beta, *_ = self.operands
         return self._pass(
             kernels.delta_rule_compose,
             (k, v, g, beta, self._runs),
@@ -144,8 +114,8 @@ class _Passes:
         B, _, H, K, V = self.sizes
         return self._pass(
             kernels.delta_rule_outputs,
-            (*self.inputs[:5], self._runs, _or_empty(initial, B)),
-            (self.inputs.v, (B, self.chunks, H, K, V) if keep else (B, 0), (B, H, K, V)),
+            (*self.operands[:5], self._runs, _or_empty(initial, B)),
+            (self.operands.v, (B, self.chunks, H, K, V) if keep else (B, 0), (B, H, K, V)),
             count,
             scaled=True,
             constexprs={"HAS_INITIAL": initial is not None, "KEEP": keep},
@@ -157,7 +127,7 @@ class _Passes:
         none = jnp.zeros((B, 0), jnp.float32)
         return self._pass(
             kernels.delta_rule_d_states,
-            (*self.inputs[:2], d_o[:, :0], *self.inputs[3:5], self._runs, d_o, none, none),
+            (*self.operands[:2], d_o[:, :0], *self.operands[3:5], self._runs, d_o, none, none),
             ((B, count - 1, H, K, K + V), (B, count - 1, H), *((B, 0),) * 3),
             count,
             compose=True,
@@ -171,13 +141,13 @@ class _Passes:
         The former in the order of the pass; and new, d_right and sums for the gradients.
         """
         B, L, H, K, V = self.sizes
-        v = self.inputs.v
+        v = self.operands.v
         # In TF32 wider tiles spill a few bytes on compute capability 8.6 and 9.0.
         block_w = 16 if self._kind == "tf32" else columns(K, V)
         sums = (B, L, H, -(-V // block_w), 4)
         return self._pass(
             kernels.delta_rule_d_states,
-            (*self.inputs[:5], self._runs, d_o, states, entering),
+            (*self.operands[:5], self._runs, d_o, states, entering),
             ((B, self.chunks, H, K, V), (B, H, K, V), v, v, sums),
             count,
             scaled=True,
@@ -191,12 +161,12 @@ class _Passes:
         """The launch that makes the gradients of q, k, v, g and beta."""
         *_, K, V = self.sizes
         C = self.options.chunk_size
-        q, k, _, g, beta, _ = self.inputs
+        q, k, _, g, beta, *_ = self.operands
         return self._launch(
             kernels.delta_rule_gradients,
             (q, k, g, beta, self._runs, d_o, states, d_states, new, d_right, sums),
-            self.inputs[:5],
-            (self.inputs.k.shape[1], self.chunks, self.options.scale),
+            self.operands[:5],
+            (self.operands.k.shape[1], self.chunks, self.options.scale),
             {"BLOCKS": sums.shape[3], "BLOCK_K": 16, "BLOCK_W": 16},
             programs=self.chunks,
             multiplications=C * C * (5 * K + 2 * V) + 3 * C * K * V,
@@ -268,7 +238,7 @@ class _Passes:
             grid=(B * H * programs,),
             constexprs={
                 **{"H": H, "K": K, "V": V, "C": self.options.chunk_size},
-                **{"BLOCK_P": 16, "HAS_RUNS": self.inputs.runs is not None},
+                **{"BLOCK_P": 16, "HAS_RUNS": self.operands.runs is not None},
                 **{"L2_NORMALIZE": self.options.l2_normalize, "REVERSE": self.options.reverse},
                 **{"PRECISION": input_precision(self._kind), **constexprs},
             },
@@ -282,12 +252,12 @@ class _Passes:
 
     @property
     def _kind(self) -> Products:
-        return products(self.inputs.k.dtype, self.options.precision, executors.architecture())
+        return products(self.operands.k.dtype, self.options.precision, executors.architecture())
 
     @property
     def _runs(self) -> Array:
-        runs = self.inputs.runs
-        return jnp.zeros((len(self.inputs.k), 0), jnp.int32) if runs is None else runs
+        runs = self.operands.runs
+        return jnp.zeros((len(self.operands.k), 0), jnp.int32) if runs is None else runs
 
 
 def _or_empty(state: Array | None, B: int) -> Array:

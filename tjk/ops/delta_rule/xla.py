@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from tjk.ops.delta_rule.contract import state_dtype
+from tjk.ops.delta_rule.operands import Operands
+from tjk.precision import accumulator
 
 _BASE = 8  # rows of a triangular system that are eliminated one by one
 
@@ -46,13 +47,7 @@ class _Gates(NamedTuple):
 
 
 def forward(
-    q: Array,
-    k: Array,
-    v: Array,
-    g: Array,
-    beta: Array,
-    initial_state: Array | None,
-    runs: Array | None,
+    operands: Operands,
     *,
     chunk_size: int,
     scale: float,
@@ -62,8 +57,8 @@ def forward(
     keep: bool,
 ) -> tuple[Array, Array, Array | None]:
     """o (B, L, H, V), the final state, and the state before each chunk, if it is to be kept."""
+    q, v, state = operands.q, operands.v, operands.initial_state
     product = _product(q.dtype, precision)
-    exact = state_dtype(q.dtype)
 
     def step(state: Array, tokens: _Tokens) -> tuple[Array, tuple[Array, Array]]:
         gates, (q, _), (k, _), v, beta = _prepare(tokens, scale, l2_normalize)
@@ -77,23 +72,17 @@ def forward(
         following = gates.whole * state + product("bhtk,bhtv->bhkv", k, gates.end * new)
         return following, (o.astype(tokens.v.dtype), state)
 
-    if initial_state is None:
-        shape = (q.shape[0], *k.shape[2:], v.shape[-1])
-        initial_state = jnp.zeros_like(q, exact, shape=shape)  # varies as q in shard_map
-    tokens = _chunks(q, k, v, g, beta, runs, chunk_size, reverse)
-    state, (o, states) = lax.scan(step, initial_state, tokens)
+    if state is None:
+        shape = (q.shape[0], *q.shape[2:], v.shape[-1])
+        state = jnp.zeros_like(q, accumulator(q.dtype), shape=shape)  # varies as q in shard_map
+    tokens = _chunks(operands, chunk_size, reverse)
+    state, (o, states) = lax.scan(step, state, tokens)
     states = jnp.moveaxis(states, 0, 1) if keep else None
     return _sequence(o, q.shape[1], reverse), state, states
 
 
 def backward(
-    q: Array,
-    k: Array,
-    v: Array,
-    g: Array,
-    beta: Array,
-    initial_state: Array | None,
-    runs: Array | None,
+    operands: Operands,
     states: Array,
     d_o: Array,
     d_state: Array,
@@ -103,9 +92,9 @@ def backward(
     l2_normalize: bool,
     reverse: bool,
     precision: str,
-) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """The gradients of q, k, v, g, beta and of the initial state, in their dtypes."""
-    product = _product(q.dtype, precision)
+) -> Operands:
+    """The gradients of all operands, in their dtypes."""
+    product = _product(operands.q.dtype, precision)
 
     def step(d_next: Array, chunk: tuple[_Tokens, Array, Array]) -> tuple[Array, Any]:
         tokens, state, d_o = chunk
@@ -153,27 +142,22 @@ def backward(
         gradients = (*q_vjp(d_q), *k_vjp(d_k), d_corrected, d_g, d_beta)
         return d_state, tuple(d.astype(x.dtype) for d, x in zip(gradients, inputs))
 
-    tokens = _chunks(q, k, v, g, beta, runs, chunk_size, reverse)
+    tokens = _chunks(operands, chunk_size, reverse)
     d_outputs = _cut(d_o, chunk_size, reverse)
     xs = (tokens, jnp.moveaxis(states, 1, 0), d_outputs)
     d_state, gradients = lax.scan(step, d_state, xs, reverse=True)
-    d_q, d_k, d_v, d_g, d_beta = (_sequence(d, q.shape[1], reverse) for d in gradients)
-    d_g, d_beta = d_g[..., 0].astype(g.dtype), d_beta[..., 0].astype(beta.dtype)
-    return d_q, d_k, d_v, d_g, d_beta, d_state
+    L = operands.q.shape[1]
+    *d_qkv, d_g, d_beta = (_sequence(d, L, reverse) for d in gradients)
+    d_g = d_g[..., 0].astype(operands.g.dtype)
+    d_beta = d_beta[..., 0].astype(operands.beta.dtype)
+    d_state = None if operands.initial_state is None else d_state
+    return Operands(*d_qkv, d_g, d_beta, d_state)
 
 
-def _chunks(
-    q: Array,
-    k: Array,
-    v: Array,
-    g: Array,
-    beta: Array,
-    runs: Array | None,
-    chunk_size: int,
-    reverse: bool,
-) -> _Tokens:
+def _chunks(operands: Operands, chunk_size: int, reverse: bool) -> _Tokens:
     """The inputs cut in chunks, which an appendix of zeros fills up; gates in full precision."""
-    exact = state_dtype(q.dtype)
+    q, k, v, g, beta, _, runs = operands
+    exact = accumulator(q.dtype)
     cut = functools.partial(_cut, chunk_size=chunk_size, reverse=reverse)
     gates = (cut(x.astype(exact)[..., None]) for x in (g, beta))
     if runs is not None:
@@ -242,7 +226,7 @@ def _where(connected: Array, exponent: Array) -> Array:
 
 def _product(dtype: jnp.dtype, precision: str) -> Callable[..., Array]:
     """`einsum` of operands rounded to a dtype, with sums of at least float32."""
-    exact = state_dtype(dtype)
+    exact = accumulator(dtype)
 
     def product(subscripts: str, *operands: Array) -> Array:
         operands = tuple(x.astype(dtype) for x in operands)

@@ -14,7 +14,8 @@ from tjk import choice
 from tjk.choice import Implementation
 from tjk.manual_axes import vary_together
 from tjk.ops.selective import xla
-from tjk.ops.selective.inputs import Inputs, accumulator, check
+from tjk.ops.selective.operands import Operands, check
+from tjk.precision import accumulator
 from tjk.segments import runs as count_runs
 
 _OP = "selective_scan"
@@ -105,16 +106,16 @@ def selective_scan(
         >>> y.shape, state.shape
         ((2, 64, 8), (2, 8, 4))
     """
-    inputs = Inputs(
+    operands = Operands(
         *(
             a if a is None else jnp.asarray(a)
             for a in (x, delta, A, B, C, D, z, delta_bias, initial_state)
         )
     )
-    check(_OP, inputs, "L", "initial_state")
-    runs = count_runs(_OP, segment_ids, inputs.x.shape[:2], reverse)
+    check(_OP, operands, "L", "initial_state")
+    runs = count_runs(_OP, segment_ids, operands.x.shape[:2], reverse)
     choice.check_implementation(_OP, implementation)
-    exact = accumulator(inputs.x.dtype)
+    exact = accumulator(operands.x.dtype)
     if exact == jnp.float64:
         if implementation == "triton":
             raise NotImplementedError(
@@ -122,21 +123,21 @@ def selective_scan(
                 "or None"
             )
         implementation = "xla"
-    if inputs.x.size == 0:  # nothing happens to the state
-        state = inputs.state
+    if operands.x.size == 0:  # nothing happens to the state
+        state = operands.state
         if state is None:
-            state = jnp.zeros((len(inputs.x), *inputs.A.shape), exact)
-        return (inputs.x, state) if return_final_state else inputs.x
-    inputs = inputs._replace(
+            state = jnp.zeros((len(operands.x), *operands.A.shape), exact)
+        return (operands.x, state) if return_final_state else operands.x
+    operands = operands._replace(
         **{
             name: a.astype(exact)
             for name in ("A", "D", "delta_bias")
-            if (a := getattr(inputs, name)) is not None
+            if (a := getattr(operands, name)) is not None
         }
     )
-    *inputs, runs = vary_together(*inputs, runs)
+    *operands, runs = vary_together(*operands, runs)
     y, state = _selective_scan(
-        Inputs(*inputs), runs, _Options(implementation, delta_softplus, reverse)
+        Operands(*operands), runs, _Options(implementation, delta_softplus, reverse)
     )
     return (y, state) if return_final_state else y
 
@@ -165,13 +166,15 @@ class _Options:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _selective_scan(inputs: Inputs, runs: Array | None, options: _Options) -> tuple[Array, Array]:
-    return options.call("forward", inputs, runs, keep=False)[:2]
+def _selective_scan(
+    operands: Operands, runs: Array | None, options: _Options
+) -> tuple[Array, Array]:
+    return options.call("forward", operands, runs, keep=False)[:2]
 
 
-def _forward(inputs: Inputs, runs: Array | None, options: _Options) -> Any:
-    y, final, states = options.call("forward", inputs, runs, keep=True)
-    return (y, final), (inputs, runs, checkpoint_name(states, "selective_scan_states"))
+def _forward(operands: Operands, runs: Array | None, options: _Options) -> Any:
+    y, final, states = options.call("forward", operands, runs, keep=True)
+    return (y, final), (operands, runs, checkpoint_name(states, "selective_scan_states"))
 
 
 def _backward(options: _Options, residuals: Any, cotangents: tuple[Array, Array]) -> Any:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from tjk.ops.selective.inputs import accumulator
+from tjk.precision import accumulator
 from tjk.segments import resets
 
 

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from tjk.ops.selective.inputs import Inputs, accumulator, check
+from tjk.ops.selective.operands import Operands, check
+from tjk.precision import accumulator
 
 _OP = "selective_scan_step"
 
@@ -60,12 +61,12 @@ def selective_scan_step(
         >>> y.shape, state.shape
         ((2, 8), (2, 8, 4))
     """
-    inputs = Inputs(
+    operands = Operands(
         *(a if a is None else jnp.asarray(a) for a in (x, delta, A, B, C, D, z, delta_bias, state))
     )
-    check(_OP, inputs, "", "state")
-    exact = accumulator(inputs.x.dtype)
-    x, delta, A, B, C, D, z, delta_bias, h = (a if a is None else a.astype(exact) for a in inputs)
+    check(_OP, operands, "", "state")
+    exact = accumulator(operands.x.dtype)
+    x, delta, A, B, C, D, z, delta_bias, h = (a if a is None else a.astype(exact) for a in operands)
     if delta_bias is not None:
         delta += delta_bias
     if delta_softplus:
@@ -76,4 +77,4 @@ def selective_scan_step(
         y += D * x
     if z is not None:
         y *= jax.nn.silu(z)
-    return y.astype(inputs.x.dtype), h
+    return y.astype(operands.x.dtype), h

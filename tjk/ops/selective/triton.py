@@ -10,7 +10,7 @@ from jax import Array
 from kernels_triton import selective as kernels
 from tjk import executors
 from tjk.launch import Launch
-from tjk.ops.selective.inputs import SPACING, Inputs
+from tjk.ops.selective.operands import SPACING, Operands
 
 _THREADS = 128
 _BLOCK_STATES = 1024
@@ -19,19 +19,19 @@ _INNER, _OUTER = 8, SPACING // 8
 
 
 def forward(
-    inputs: Inputs, runs: Array | None, *, softplus: bool, reverse: bool, keep: bool
+    operands: Operands, runs: Array | None, *, softplus: bool, reverse: bool, keep: bool
 ) -> tuple[Array, Array, Array | None]:
     """y (B, L, D), the final state (B, D, R), and the states before each chunk, if to be kept.
 
     The states are (B, cdiv(L, SPACING), D, R), chunks in the order of the scan.
     """
-    walk = _Walk(inputs, runs, softplus, reverse, adjoint=False)
-    y, states, final = walk.run(inputs.x, inputs.B, inputs.state, keep=keep)
+    walk = _Walk(operands, runs, softplus, reverse, adjoint=False)
+    y, states, final = walk.run(operands.x, operands.B, operands.state, keep=keep)
     return y, final, states if keep else None
 
 
 def backward(
-    inputs: Inputs,
+    operands: Operands,
     runs: Array | None,
     states: Array,
     d_y: Array,
@@ -39,30 +39,30 @@ def backward(
     *,
     softplus: bool,
     reverse: bool,
-) -> Inputs:
-    """The gradients of all inputs, in their dtypes."""
-    walk = _Walk(inputs, runs, softplus, reverse, adjoint=True)
-    _, adjoints, d_start = walk.run(d_y, inputs.C, d_final, keep=True)
-    launch = gradients_launch(inputs, runs, states, adjoints, d_y, softplus, reverse)
+) -> Operands:
+    """The gradients of all operands, in their dtypes."""
+    walk = _Walk(operands, runs, softplus, reverse, adjoint=True)
+    _, adjoints, d_start = walk.run(d_y, operands.C, d_final, keep=True)
+    launch = gradients_launch(operands, runs, states, adjoints, d_y, softplus, reverse)
     d_x, d_delta, d_A, d_rows, d_D, d_z, d_bias = executors.run(launch)
-    d_B, d_C = jnp.moveaxis(jnp.sum(d_rows, 1), (1, 2), (0, 3)).astype(inputs.B.dtype)
-    return Inputs(
+    d_B, d_C = jnp.moveaxis(jnp.sum(d_rows, 1), (1, 2), (0, 3)).astype(operands.B.dtype)
+    return Operands(
         x=d_x,
         delta=d_delta,
         A=jnp.sum(d_A, (0, 1)),
         B=d_B,
         C=d_C,
-        D=None if inputs.D is None else jnp.sum(d_D, (0, 1)),
-        z=None if inputs.z is None else d_z,
-        delta_bias=None if inputs.delta_bias is None else jnp.sum(d_bias, (0, 1)),
-        state=None if inputs.state is None else d_start,
+        D=None if operands.D is None else jnp.sum(d_D, (0, 1)),
+        z=None if operands.z is None else d_z,
+        delta_bias=None if operands.delta_bias is None else jnp.sum(d_bias, (0, 1)),
+        state=None if operands.state is None else d_start,
     )
 
 
 class _Walk(NamedTuple):
     """The recurrence in one direction: h with y, or the adjoint states."""
 
-    inputs: Inputs
+    operands: Operands
     runs: Array | None
     softplus: bool
     reverse: bool
@@ -73,7 +73,7 @@ class _Walk(NamedTuple):
     ) -> tuple[Array, Array, Array]:
         """y, the states before each chunk, the state at the end: see `selective_states`."""
         batch, L, D = x.shape
-        blocks = batch * -(-D // tile(self.inputs.A.shape[1], x.dtype).block_d)
+        blocks = batch * -(-D // tile(self.operands.A.shape[1], x.dtype).block_d)
         parts, part_chunks = cut(blocks, -(-L // SPACING), executors.multiprocessors())
         if parts > 1:
             launch = self.states_launch(x, B, None, parts, part_chunks, ends=True)
@@ -95,7 +95,7 @@ class _Walk(NamedTuple):
         ends: bool = False,
     ) -> Launch:
         """The launch that walks through all parts, each from its own start (B, parts, D, R)."""
-        (batch, L, D), R = x.shape, self.inputs.A.shape[1]
+        (batch, L, D), R = x.shape, self.operands.A.shape[1]
         block_d, steps, high, low = tile(R, x.dtype)
         output = not (self.adjoint or ends)
         states = (batch, -(-L // SPACING), D, R)
@@ -104,13 +104,13 @@ class _Walk(NamedTuple):
             kernels.selective_states,
             {
                 "x": x,
-                "delta": self.inputs.delta,
-                "A": self.inputs.A[None],
+                "delta": self.operands.delta,
+                "A": self.operands.A[None],
                 "B": B,
-                "C": self.inputs.C if output else None,
-                "D": _row(self.inputs.D) if output else None,
-                "z": self.inputs.z if output or self.adjoint else None,
-                "bias": _row(self.inputs.delta_bias),
+                "C": self.operands.C if output else None,
+                "D": _row(self.operands.D) if output else None,
+                "z": self.operands.z if output or self.adjoint else None,
+                "bias": _row(self.operands.delta_bias),
                 "runs": self.runs,
                 "start": start,
             },
@@ -139,10 +139,10 @@ class _Walk(NamedTuple):
         return _launch(
             kernels.selective_starts,
             {
-                **{"end": ends, "A": self.inputs.A[None], "total": totals},
+                **{"end": ends, "A": self.operands.A[None], "total": totals},
                 **{"runs": self.runs, "start": start},
             },
-            (batch, self.inputs.x.shape[1], parts, part_chunks * SPACING),
+            (batch, self.operands.x.shape[1], parts, part_chunks * SPACING),
             (jax.ShapeDtypeStruct(ends.shape, jnp.float32),),
             batch * -(-D * R // _BLOCK_STATES),
             {
@@ -154,7 +154,7 @@ class _Walk(NamedTuple):
 
 
 def gradients_launch(
-    inputs: Inputs,
+    operands: Operands,
     runs: Array | None,
     states: Array,
     adjoints: Array,
@@ -163,28 +163,28 @@ def gradients_launch(
     reverse: bool,
 ) -> Launch:
     """The launch that makes the gradients, those of weights and of B and C as partial sums."""
-    (batch, L, D), R, chunks = d_y.shape, inputs.A.shape[1], states.shape[1]
+    (batch, L, D), R, chunks = d_y.shape, operands.A.shape[1], states.shape[1]
     side = _THREADS // _OUTER
-    block_d = side if inputs.z is not None else 2 * side  # as registers allow
+    block_d = side if operands.z is not None else 2 * side  # as registers allow
     groups = split(batch * chunks, -(-D // block_d), executors.multiprocessors())
     by_chunk = (batch, chunks, D)
     return _launch(
         kernels.selective_gradients,
         {
-            **{"x": inputs.x, "delta": inputs.delta, "A": inputs.A[None]},
-            **{"B": inputs.B, "C": inputs.C, "D": _row(inputs.D), "z": inputs.z},
-            **{"bias": _row(inputs.delta_bias), "runs": runs},
+            **{"x": operands.x, "delta": operands.delta, "A": operands.A[None]},
+            **{"B": operands.B, "C": operands.C, "D": _row(operands.D), "z": operands.z},
+            **{"bias": _row(operands.delta_bias), "runs": runs},
             **{"states": states, "adjoints": adjoints, "d_y": d_y},
         },
         (batch, L, L, chunks, groups),
         (
-            jax.ShapeDtypeStruct(inputs.x.shape, inputs.x.dtype),
-            jax.ShapeDtypeStruct(inputs.delta.shape, inputs.delta.dtype),
+            jax.ShapeDtypeStruct(operands.x.shape, operands.x.dtype),
+            jax.ShapeDtypeStruct(operands.delta.shape, operands.delta.dtype),
             jax.ShapeDtypeStruct((*by_chunk, R), jnp.float32),
             jax.ShapeDtypeStruct((batch, groups, 2, R, L), jnp.float32),
-            jax.ShapeDtypeStruct((0,) if inputs.D is None else by_chunk, jnp.float32),
-            jax.ShapeDtypeStruct((0,) if inputs.z is None else d_y.shape, d_y.dtype),
-            jax.ShapeDtypeStruct((0,) if inputs.delta_bias is None else by_chunk, jnp.float32),
+            jax.ShapeDtypeStruct((0,) if operands.D is None else by_chunk, jnp.float32),
+            jax.ShapeDtypeStruct((0,) if operands.z is None else d_y.shape, d_y.dtype),
+            jax.ShapeDtypeStruct((0,) if operands.delta_bias is None else by_chunk, jnp.float32),
         ),
         batch * chunks * groups,
         {
@@ -229,8 +229,9 @@ def cut(blocks: int, chunks: int, multiprocessors: int) -> tuple[int, int]:
 
 
 def split(programs: int, blocks: int, multiprocessors: int) -> int:
-    """Into how many groups the blocks of channels go: so many that each multiprocessor has two."""
-    return min(blocks, max(1, -(-2 * multiprocessors // max(1, programs))))
+    """Into how many groups the blocks of channels go: as many as run at once, two programs on each
+    multiprocessor. More would leave most of the card idle at the end, and add partial sums."""
+    return min(blocks, max(1, 2 * multiprocessors // max(1, programs)))
 
 
 def _row(x: Array | None) -> Array | None:

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from tjk.ops.selective.inputs import SPACING, Inputs, accumulator
+from tjk.ops.selective.operands import SPACING, Operands
+from tjk.precision import accumulator
 
 # Steps of which the backward pass holds all states; it divides SPACING.
 _BLOCK = 16
@@ -51,13 +52,13 @@ class _Steps(NamedTuple):
 
 
 def forward(
-    inputs: Inputs, runs: Array | None, *, softplus: bool, reverse: bool, keep: bool
+    operands: Operands, runs: Array | None, *, softplus: bool, reverse: bool, keep: bool
 ) -> tuple[Array, Array, Array | None]:
     """y (B, L, D), the final state (B, D, R), and the states before each chunk, if to be kept.
 
     The states are (B, cdiv(L, SPACING), D, R), chunks in the order of the scan.
     """
-    exact = _exact(inputs)
+    exact = _exact(operands)
     delta, _ = _step_sizes(exact, softplus)
     steps = _steps(exact, delta, runs, reverse)
 
@@ -70,13 +71,13 @@ def forward(
         return end, (y, h if keep else None)
 
     final, (y, states) = jax.lax.scan(chunk, _start(exact), jax.tree.map(_join_blocks, steps))
-    y = _by_batch(y, inputs.x.shape[1], reverse)
+    y = _by_batch(y, operands.x.shape[1], reverse)
     y = _gate(_skip(y, exact), exact.z)
-    return y.astype(inputs.x.dtype), final, None if states is None else jnp.moveaxis(states, 0, 1)
+    return y.astype(operands.x.dtype), final, None if states is None else jnp.moveaxis(states, 0, 1)
 
 
 def backward(
-    inputs: Inputs,
+    operands: Operands,
     runs: Array | None,
     states: Array,
     d_y: Array,
@@ -84,9 +85,9 @@ def backward(
     *,
     softplus: bool,
     reverse: bool,
-) -> Inputs:
-    """The gradients of all inputs, in their dtypes."""
-    exact, L = _exact(inputs), inputs.x.shape[1]
+) -> Operands:
+    """The gradients of all operands, in their dtypes."""
+    exact, L = _exact(operands), operands.x.shape[1]
     A = exact.A
     delta, slope = _step_sizes(exact, softplus)
     steps = _steps(exact, delta, runs, reverse)
@@ -99,18 +100,18 @@ def backward(
     def block_start(h: Array, steps: _Steps) -> tuple[Array, Array]:
         return jax.lax.scan(advance, h, steps)[0], h
 
-    def recompute(h: Array, inputs: tuple[_Steps, Array]) -> tuple[Array, Any]:
+    def recompute(h: Array, operands: tuple[_Steps, Array]) -> tuple[Array, Any]:
         """A step of h again: what it passed on, the gradient of C, y before the skip."""
-        step, d_sum = inputs
+        step, d_sum = operands
         passed = step.decay(A) * h
         h = passed + step.input()
         y = None if exact.z is None else _dot("bdr,br->bd", h, step.C)
         return h, (passed, _dot("bdr,bd->br", h, d_sum), y)
 
-    def step_back(carry: tuple[Array, Array], inputs: Any) -> tuple[tuple[Array, Array], Any]:
+    def step_back(carry: tuple[Array, Array], operands: Any) -> tuple[tuple[Array, Array], Any]:
         """carry: the gradient of h that comes from later steps, and A's so far, (B, D, R) each."""
         d_h, d_A = carry
-        step, d_sum, passed = inputs
+        step, d_sum, passed = operands
         d_h = d_h + d_sum[:, :, None] * step.C[:, None, :]
         d_exponent = d_h * passed  # of delta A
         d_A = d_A + step.delta[:, :, None] * d_exponent
@@ -143,7 +144,7 @@ def backward(
         d_D = jnp.sum(exact.x * d_sum, (0, 1))
     if exact.z is not None:
         (d_z,) = jax.vjp(lambda z: _gate(_skip(y, exact), z), exact.z)[1](d_y)
-    gradients = Inputs(
+    gradients = Operands(
         x=d_x,
         delta=d_delta,
         A=jnp.sum(d_A, 0),
@@ -154,46 +155,46 @@ def backward(
         delta_bias=None if exact.delta_bias is None else jnp.sum(d_delta, (0, 1)),
         state=None if exact.state is None else d_start,
     )
-    return jax.tree.map(lambda d, x: d.astype(x.dtype), gradients, inputs)
+    return jax.tree.map(lambda d, x: d.astype(x.dtype), gradients, operands)
 
 
-def _exact(inputs: Inputs) -> Inputs:
-    dtype = accumulator(inputs.x.dtype)
-    return jax.tree.map(lambda x: x.astype(dtype), inputs)
+def _exact(operands: Operands) -> Operands:
+    dtype = accumulator(operands.x.dtype)
+    return jax.tree.map(lambda x: x.astype(dtype), operands)
 
 
-def _start(inputs: Inputs) -> Array:
-    if inputs.state is not None:
-        return inputs.state
-    return jnp.zeros_like(inputs.A, shape=(len(inputs.x), *inputs.A.shape))
+def _start(operands: Operands) -> Array:
+    if operands.state is not None:
+        return operands.state
+    return jnp.zeros_like(operands.A, shape=(len(operands.x), *operands.A.shape))
 
 
-def _step_sizes(inputs: Inputs, softplus: bool) -> tuple[Array, Array]:
+def _step_sizes(operands: Operands, softplus: bool) -> tuple[Array, Array]:
     """delta after bias and softplus, and the derivative of the latter, (B, L, D) each."""
-    delta = inputs.delta
-    if inputs.delta_bias is not None:
-        delta += inputs.delta_bias
+    delta = operands.delta
+    if operands.delta_bias is not None:
+        delta += operands.delta_bias
     if not softplus:
         return delta, jnp.ones_like(delta)
     return jax.nn.softplus(delta), jax.nn.sigmoid(delta)
 
 
-def _skip(y: Array, inputs: Inputs) -> Array:
-    return y if inputs.D is None else y + inputs.D * inputs.x
+def _skip(y: Array, operands: Operands) -> Array:
+    return y if operands.D is None else y + operands.D * operands.x
 
 
 def _gate(y: Array, z: Array | None) -> Array:
     return y if z is None else y * jax.nn.silu(z)
 
 
-def _steps(inputs: Inputs, delta: Array, runs: Array | None, reverse: bool) -> _Steps:
+def _steps(operands: Operands, delta: Array, runs: Array | None, reverse: bool) -> _Steps:
     keep = None
     if runs is not None:
         runs = jnp.flip(runs, 1) if reverse else runs
         keep = jnp.diff(runs, axis=1, prepend=jnp.zeros_like(runs[:, :1])) == 0
         keep = jnp.flip(keep, 1) if reverse else keep
     return jax.tree.map(
-        lambda x: _by_time(x, reverse), _Steps(delta, inputs.x, inputs.B, inputs.C, keep)
+        lambda x: _by_time(x, reverse), _Steps(delta, operands.x, operands.B, operands.C, keep)
     )
 
 

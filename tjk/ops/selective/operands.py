@@ -11,7 +11,7 @@ from tjk.precision import accumulator
 SPACING = 256
 
 
-class Inputs(NamedTuple):
+class Operands(NamedTuple):
     """The differentiable arguments of `selective_scan`, or their gradients.
 
     Those of `selective_scan_step` have no axis L. "Wide" dtypes are x's and float32 (float64 where
@@ -40,33 +40,33 @@ class Inputs(NamedTuple):
     state: Array | None
 
 
-def check(op: str, inputs: Inputs, time: str, state: str) -> None:
-    """Raises TypeError or ValueError unless the inputs fit together.
+def check(op: str, operands: Operands, time: str, state: str) -> None:
+    """Raises TypeError or ValueError unless the operands fit together.
 
     Args:
         op: the public function's name.
-        inputs: arrays.
+        operands: arrays.
         time: "L", or "" where there is no axis of time.
         state: what the public function calls the state.
     """
     rows = f"B{time}D"
-    checks.check_shape(op, "x", inputs.x, rows, {})
-    checks.check_shape(op, "A", inputs.A, "DR", {"D": inputs.x.shape[-1]})
-    sizes = dict(zip(rows, inputs.x.shape)) | {"R": inputs.A.shape[1]}
+    checks.check_shape(op, "x", operands.x, rows, {})
+    checks.check_shape(op, "A", operands.A, "DR", {"D": operands.x.shape[-1]})
+    sizes = dict(zip(rows, operands.x.shape)) | {"R": operands.A.shape[1]}
     if not 1 <= sizes["R"] <= 256:
-        checks.fail_value(op, "A must have shape (D, R) with R from 1 to 256", inputs.A.shape)
-    checks.check_dtype(op, "x", inputs.x, ("float32", "bfloat16", "float16", "float64"))
-    exact = str(accumulator(inputs.x.dtype))
-    own, wide = (str(inputs.x.dtype),), dict.fromkeys((str(inputs.x.dtype), exact))
+        checks.fail_value(op, "A must have shape (D, R) with R from 1 to 256", operands.A.shape)
+    checks.check_dtype(op, "x", operands.x, ("float32", "bfloat16", "float16", "float64"))
+    exact = str(accumulator(operands.x.dtype))
+    own, wide = (str(operands.x.dtype),), dict.fromkeys((str(operands.x.dtype), exact))
     for name, x, axes, dtypes in (
-        ("delta", inputs.delta, rows, wide),
-        ("A", inputs.A, "DR", wide),
-        ("B", inputs.B, f"B{time}R", own),
-        ("C", inputs.C, f"B{time}R", own),
-        ("D", inputs.D, "D", wide),
-        ("z", inputs.z, rows, own),
-        ("delta_bias", inputs.delta_bias, "D", wide),
-        (state, inputs.state, "BDR", (exact,)),
+        ("delta", operands.delta, rows, wide),
+        ("A", operands.A, "DR", wide),
+        ("B", operands.B, f"B{time}R", own),
+        ("C", operands.C, f"B{time}R", own),
+        ("D", operands.D, "D", wide),
+        ("z", operands.z, rows, own),
+        ("delta_bias", operands.delta_bias, "D", wide),
+        (state, operands.state, "BDR", (exact,)),
     ):
         if x is not None:
             checks.check_shape(op, name, x, axes, sizes)
