@@ -13,6 +13,9 @@ ON_GPU = jax.default_backend() == "gpu"
 if not ON_GPU and multiprocessing.parent_process() is None:  # that is, not for `native`
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, that is later
 
+    # XLA's optimisations are not what is tested, and take half of the time.
+    jax.config.update("jax_disable_most_optimizations", True)
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 

@@ -60,7 +60,7 @@ def results(scans, op, L, reverse):
         return jax.tree.map(np.asarray, value_and_gradients(scans, op, reverse, *operands(op, L)))
 
 
-@pytest.mark.parametrize(("L", "reverse"), [(5, True), (CHUNK + 1, False), (CHUNK + 1, True)])
+@pytest.mark.parametrize(("L", "reverse"), [(5, True), (CHUNK + 1, False)])
 @pytest.mark.parametrize("op", SCANS._fields)
 def test_value_and_gradients_are_the_operations(op, reverse, L):
     both = zip(results(SCANS, op, L, reverse), results(DEFINITION, op, L, reverse), strict=True)

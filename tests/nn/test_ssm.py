@@ -257,9 +257,10 @@ def test_remat_changes_no_gradient():
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_output_is_the_formula(cell, implementation):
+def test_output_is_the_formula(cell):
+    """In Triton: that of XLA is in the tests above."""
     dtype = jnp.float16 if cell in ("mamba", "ssd") else jnp.float32
-    y = apply(parameters(cell), example(), cell, dtype, implementation)
+    y = apply(parameters(cell), example(), cell, dtype, "triton")
     plain = apply(parameters(cell), example(), cell, dtype, DEFINITION)
     assert y.dtype == dtype
     assert_within_budget("output", y, by_hand(cell), plain)

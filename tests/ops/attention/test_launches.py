@@ -137,8 +137,7 @@ def test_transformer_suite(native, arch, dtype, tokens):
             assert 1 <= launch["products"] < 1.5, launch
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("dtype", "deterministic"), [("float32", False), ("bfloat16", True)])
 @pytest.mark.parametrize("width", [16, 80, 96, 128, 160, 256])
 @pytest.mark.parametrize("arch", [86, 90, "gfx942"])
 def test_widths(native, arch, width, dtype, deterministic):
