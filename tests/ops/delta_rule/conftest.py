@@ -1,4 +1,4 @@
-"""A card so small that a problem for tests has several chunks in a part of time."""
+"""A card that problems for tests do not fill: time is cut in parts, unless heads are many."""
 
 import pytest
 
@@ -8,5 +8,5 @@ from tjk.ops.delta_rule import tiles
 @pytest.fixture(autouse=True, scope="session")
 def small_card():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiles, "multiprocessors", lambda: 1)
+        patch.setattr(tiles, "multiprocessors", lambda: 2)
         yield

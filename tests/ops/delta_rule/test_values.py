@@ -8,7 +8,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.ops.delta_rule.oracle import NAMES, Shape, cast, check, compiled, inputs, segments
-from tjk.ops.delta_rule import gated_delta_rule, gated_delta_rule_step
+from tjk.ops.delta_rule import gated_delta_rule, gated_delta_rule_step, tiles
 
 SMALL = Shape(B=1, L=37, H=2, K=16, V=16)
 
@@ -69,6 +69,14 @@ def test_a_chunk_by_halves_in_triton():
     shape = Shape(B=1, L=100, H=1, K=16, V=16)
     for precision in ({}, {"precision": "highest"}):
         check(shape, "float32", "triton", chunk_size=128, l2_normalize=True, **precision)
+
+
+def test_parts_of_several_chunks():
+    """Four parts of time, of two chunks each but for the last."""
+    shape = Shape(B=1, L=100, H=3, K=8, V=8)
+    assert tiles.parts(3, 7) == 4
+    options = {"precision": "highest", "l2_normalize": True, "chunk_size": 16}
+    check(shape, "float32", "triton", ids=segments(shape, (70,)), **options)
 
 
 @settings(max_examples=3, deadline=None, derandomize=True, phases=[Phase.generate])
