@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from kernels_triton.attention.tiles import (
+    block_row,
     columns,
     dot_parts,
     ends,
@@ -29,20 +30,23 @@ from kernels_triton.attention.tiles import (
 
 
 @triton.jit
-def _backward(
+def backward(
     query_ptr, key_ptr, value_ptr, query_lengths_ptr, key_lengths_ptr,
-    logsumexp_ptr, delta_ptr, d_output_ptr,
-    T, S, scale, scale_log2, left, right,
-    d_key_ptr, d_value_ptr, d_query_ptr,
+    logsumexp_ptr, delta_ptr, d_output_ptr, counts_ptr, blocks_ptr, arrays,
+    T, S, scale, scale_log2, left, right, keep_scale,
+    d_key_ptr, d_value_ptr, d_query_ptr, d_arrays,
     K: tl.constexpr, GROUP: tl.constexpr,
     HAS_QUERY_LENGTHS: tl.constexpr, HAS_KEY_LENGTHS: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, ADD_QUERY: tl.constexpr,
+    BLOCKS_B: tl.constexpr, BLOCKS_N: tl.constexpr,
+    SCORE: tl.constexpr, D_SCORE: tl.constexpr, MASK: tl.constexpr, KEEP: tl.constexpr,
     H: tl.constexpr, H_0: tl.constexpr, H_1: tl.constexpr,
     V: tl.constexpr, V_0: tl.constexpr, V_1: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Makes BLOCK_N rows of one key head's d_key and d_value; adds to d_query if ADD_QUERY."""
     N: tl.constexpr = K * GROUP
+    LOG2_E: tl.constexpr = 1.4426950408889634
     pid = tl.program_id(0)
     tiles_n = tl.cdiv(S, BLOCK_N)
     first = (pid % tiles_n) * BLOCK_N
@@ -92,7 +96,19 @@ def _backward(
         d_query_n = d_query_ptr + b * T * (N * H) + n * H
         logsumexp_n = logsumexp_ptr + (b * N + n) * T
         delta_n = delta_ptr + (b * N + n) * T
-        for start in range(begin, end, BLOCK_M):
+        if BLOCKS_N > 0:
+            row = block_row(b, n, first // BLOCK_N, tiles_n, BLOCKS_B, BLOCKS_N)
+            row_ptr = blocks_ptr + row * tl.cdiv(T, BLOCK_M)
+            end = tl.where(first < key_end, tl.load(counts_ptr + row) * BLOCK_M, 0)
+        for step in range(begin, end, BLOCK_M):
+            start = step
+            is_partial = (start < full_begin) | (start >= full_end)
+            if BLOCKS_N > 0:
+                entry = tl.load(row_ptr + step // BLOCK_M)
+                start = (entry >> 1) * BLOCK_M
+                is_partial = (entry & 1 != 0) | (first + BLOCK_N > key_end)
+            elif MASK is not None:
+                is_partial = True
             offs_m = start + tl.arange(0, BLOCK_M)
             seeing = (offs_m < query_end)[:, None]
             rows_m = tl.arange(0, BLOCK_M)[:, None]
@@ -103,21 +119,36 @@ def _backward(
             logsumexp, delta = load_statistics(logsumexp_n, delta_n, offs_m, query_end)
             # Transposed, keys by queries: then both weights are left operands as they stand.
             logits = dot_parts(key0, key1, tl.trans(query0), tl.trans(query1), H_1, PRECISION)
-            weights = tl.exp2(logits * scale_log2 - logsumexp[None, :])
-            if (start < full_begin) | (start >= full_end):
-                offs_t, offs_s = offs_m[None, :], offs_n[:, None]
+            offs_t, offs_s = offs_m[None, :], offs_n[:, None]
+            at = (tl.cast(b, tl.int32), n, offs_t, offs_s, arrays)
+            if SCORE is not None:
+                weights = tl.exp2(SCORE(logits * scale, at) * LOG2_E - logsumexp[None, :])
+            else:
+                weights = tl.exp2(logits * scale_log2 - logsumexp[None, :])
+            if is_partial:
                 mask = visible(offs_t, offs_s, key_end, left, right, HAS_LEFT, HAS_RIGHT)
+                if MASK is not None:
+                    mask = mask & MASK(at)
                 weights = tl.where(mask, weights, 0.0)
             d_output0 = load(d_output_row, seeing, v0, V, V_0)
             d_output1 = load(d_output_row, seeing, v1, V, V_0 + V_1) if V_1 > 0 else d_output0
-            rounded = weights.to(d_output0.dtype)
+            kept = weights
+            if KEEP is not None:
+                kept = tl.where(KEEP(at), weights * keep_scale, 0.0)
+            rounded = kept.to(d_output0.dtype)
             d_value0 = tl.dot(rounded, d_output0, d_value0, input_precision=PRECISION)
             if V_1 > 0:
                 d_value1 = tl.dot(rounded, d_output1, d_value1, input_precision=PRECISION)
             d_weights = dot_parts(
                 value0, value1, tl.trans(d_output0), tl.trans(d_output1), V_1, PRECISION
             )
-            d_logits = (weights * (d_weights - delta[None, :])).to(query0.dtype)
+            if KEEP is not None:
+                d_logits = kept * d_weights - weights * delta[None, :]
+            else:
+                d_logits = weights * (d_weights - delta[None, :])
+            if D_SCORE is not None:
+                d_logits = D_SCORE(logits * scale, at, d_logits, weights > 0, d_arrays)
+            d_logits = d_logits.to(query0.dtype)
             d_key0 = tl.dot(d_logits, query0, d_key0, input_precision=PRECISION)
             if H_1 > 0:
                 d_key1 = tl.dot(d_logits, query1, d_key1, input_precision=PRECISION)
@@ -163,11 +194,12 @@ def attention_backward(
     products a pair of tiles. `scale_log2` is the positive scale times log2(e).
     Grid: (B * K * cdiv(S, BLOCK_N),).
     """
-    _backward(
+    backward(
         query_ptr, key_ptr, value_ptr, query_lengths_ptr, key_lengths_ptr,
-        logsumexp_ptr, delta_ptr, d_output_ptr, T, S, scale, scale_log2, left, right,
-        d_key_ptr, d_value_ptr, d_query_ptr, K, GROUP, HAS_QUERY_LENGTHS, HAS_KEY_LENGTHS,
-        HAS_LEFT, HAS_RIGHT, True, H, H_0, H_1, V, V_0, V_1, BLOCK_M, BLOCK_N, PRECISION,
+        logsumexp_ptr, delta_ptr, d_output_ptr, query_ptr, query_ptr, (),
+        T, S, scale, scale_log2, left, right, 1.0, d_key_ptr, d_value_ptr, d_query_ptr, (),
+        K, GROUP, HAS_QUERY_LENGTHS, HAS_KEY_LENGTHS, HAS_LEFT, HAS_RIGHT, True,
+        0, 0, None, None, None, None, H, H_0, H_1, V, V_0, V_1, BLOCK_M, BLOCK_N, PRECISION,
     )  # fmt: skip
 
 
@@ -188,9 +220,10 @@ def attention_backward_key_value(
 
     Grid: (B * K * cdiv(S, BLOCK_N),).
     """
-    _backward(
+    backward(
         query_ptr, key_ptr, value_ptr, query_lengths_ptr, key_lengths_ptr,
-        logsumexp_ptr, delta_ptr, d_output_ptr, T, S, scale, scale_log2, left, right,
-        d_key_ptr, d_value_ptr, d_key_ptr, K, GROUP, HAS_QUERY_LENGTHS, HAS_KEY_LENGTHS,
-        HAS_LEFT, HAS_RIGHT, False, H, H_0, H_1, V, V_0, V_1, BLOCK_M, BLOCK_N, PRECISION,
+        logsumexp_ptr, delta_ptr, d_output_ptr, query_ptr, query_ptr, (),
+        T, S, scale, scale_log2, left, right, 1.0, d_key_ptr, d_value_ptr, d_key_ptr, (),
+        K, GROUP, HAS_QUERY_LENGTHS, HAS_KEY_LENGTHS, HAS_LEFT, HAS_RIGHT, False,
+        0, 0, None, None, None, None, H, H_0, H_1, V, V_0, V_1, BLOCK_M, BLOCK_N, PRECISION,
     )  # fmt: skip

@@ -108,3 +108,14 @@ def key_range(
     if first >= query_end:
         end = 0
     return begin, full_begin, full_end, end
+
+
+@triton.jit
+def block_row(b, n, i, count, BLOCKS_B: tl.constexpr, BLOCKS_N: tl.constexpr):
+    """The row of tile i in a table (BLOCKS_B, BLOCKS_N, count, ...); an axis of 1 is for all."""
+    row = tl.cast(i, tl.int64)
+    if BLOCKS_N > 1:
+        row += n * count
+    if BLOCKS_B > 1:
+        row += b * BLOCKS_N * count
+    return row

@@ -1,6 +1,7 @@
 """The public operations."""
 
-from tjk.ops.attention import flash_attention
+from tjk.ops import masks
+from tjk.ops.attention import flash_attention, flex_attention
 from tjk.ops.convolution import causal_conv1d, causal_conv1d_step
 from tjk.ops.delta_rule import gated_delta_rule, gated_delta_rule_step
 from tjk.ops.grouped import grouped_matmul
@@ -21,12 +22,14 @@ __all__ = [
     "causal_conv1d",
     "causal_conv1d_step",
     "flash_attention",
+    "flex_attention",
     "gated_delta_rule",
     "gated_delta_rule_step",
     "grouped_matmul",
     "linear_scan",
     "linear_scan_step",
     "load_balance_loss",
+    "masks",
     "moe_mlp",
     "route_top_k",
     "router_z_loss",

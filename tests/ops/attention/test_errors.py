@@ -1,5 +1,6 @@
 """Bad arguments: the same error for every implementation, at trace time."""
 
+import functools
 import re
 
 import jax
@@ -42,6 +43,8 @@ SHAPES = {
     "key_value_seq_lengths must have shape (B,) with B=2, got ()": {
         "key_value_seq_lengths": ((), "int32")
     },
+    "segment_ids of keys must have shape (2, 6), got (2, 8)": {"segment_ids": ((2, 8), "int32")},
+    "sinks must have shape (N,) with N=4, got (2,)": {"sinks": ((2,), "float32")},
 }
 
 
@@ -62,6 +65,8 @@ DTYPES = {
     "value must have the dtype of query (float32), got float16": {
         "value": ((2, 6, 2, 24), "float16")
     },
+    "sinks must have dtype float32, got bfloat16": {"sinks": ((4,), "bfloat16")},
+    "segment_ids must be integers, got float32": {"segment_ids": ((2, 8), "float32")},
     "mask must have dtype bool, got int32": {"mask": ((2, 4, 8, 6), "int32")},
     "bias must have dtype float32 or bfloat16": {"bias": ((2, 4, 8, 6), "int32")},
     "query_seq_lengths must have dtype int32, got float32": {
@@ -86,6 +91,9 @@ OPTIONS = {
     "precision must be None, 'default', 'high', 'highest' or a jax.lax.Precision, got 'double'": {
         "precision": "double"
     },
+    "logits_soft_cap must be positive, got 0.0": {"logits_soft_cap": 0.0},
+    "dropout_rate must be from 0 to below 1, got 1.0": {"dropout_rate": 1.0},
+    "dropout_key must be given where dropout_rate is not 0, got None": {"dropout_rate": 0.1},
 }
 
 
@@ -96,21 +104,19 @@ def test_option(message, options):
 
 
 LACKING = {
-    "bias": {"bias": ((2, 4, 8, 6), "float32")},
-    "mask": {"mask": ((1, 1, 8, 6), "bool")},
+    "a bias with deterministic=True": {"bias": ((2, 4, 8, 6), "float32")},
     "a width above 256 (257)": {"value": ((2, 6, 2, 257), "float32")},
 }
 
 
 @pytest.mark.parametrize(("name", "changes"), LACKING.items(), ids=str)
 def test_triton_by_name_never_falls_back(name, changes):
+    attend = functools.partial(flash_attention, deterministic=True)
     message = f"implementation='triton' does not take {name}"
     with pytest.raises(NotImplementedError, match=re.escape(message)):
-        jax.eval_shape(
-            lambda **x: flash_attention(**x, implementation="triton"), **arguments(**changes)
-        )
+        jax.eval_shape(functools.partial(attend, implementation="triton"), **arguments(**changes))
     structs = arguments(**changes)
-    output = jax.eval_shape(flash_attention, **structs)
+    output = jax.eval_shape(attend, **structs)
     assert output.shape == (2, 8, 4, structs["value"].shape[-1])
 
 

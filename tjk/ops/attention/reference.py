@@ -1,11 +1,15 @@
 """Attention by its textbook definition: the oracle of the tests, never a default.
 
-    logits = scale query key^T + bias, and -inf where a key is not visible
-    output = softmax(logits) value
+    logits = score(scale query key^T + bias), and -inf where a key is not visible
+    output = (softmax(logits) factors) value
     logsumexp = log(sum(exp(logits)))
+
+where the softmax and the sum go over the sinks, too, if there are any.
 
 Source: Vaswani et al. 2017, https://arxiv.org/abs/1706.03762.
 """
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +27,9 @@ def attention(
     *,
     scale: float,
     window: tuple[int | None, int | None],
+    score: Callable[..., Array] | None = None,
+    sinks: Array | None = None,
+    factors: Array | None = None,
 ) -> tuple[Array, Array]:
     """Attention and its logsumexp in the inputs' dtype, differentiable by JAX.
 
@@ -37,21 +44,36 @@ def attention(
         scale: factor on the products of query and key.
         window: (left, right), each may be None: key s is visible from query t where
             t - left <= s <= t + right.
+        score: function of the logits and of b, n, t, s, int32 that broadcast to (B, N, T, S).
+        sinks: (N,), logits of one key more for each head, which has no value.
+        factors: (B, N, T, S) of the weights after the softmax: dropout.
 
     Returns:
         Output (B, T, N, V) and logsumexp (B, N, T); 0 and -inf in rows that see nothing.
     """
-    T, S = query.shape[1], key.shape[1]
+    B, T, N, _ = query.shape
+    S = key.shape[1]
     key, value = (jnp.repeat(x, query.shape[2] // x.shape[2], axis=2) for x in (key, value))
     logits = jnp.einsum("btnh,bsnh->bnts", query, key) * scale
     if bias is not None:
         logits += bias.astype(logits.dtype)
+    if score is not None:
+        logits = score(logits, *jnp.ogrid[:B, :N, :T, :S])
     logits = jnp.where(_visible(T, S, mask, query_lengths, key_lengths, window), logits, -jnp.inf)
+    if sinks is not None:
+        alone = jnp.broadcast_to(sinks.astype(logits.dtype)[:, None, None], (B, N, T, 1))
+        if query_lengths is not None:
+            inside = jnp.arange(T)[:, None] < query_lengths[:, None, None, None]
+            alone = jnp.where(inside, alone, -jnp.inf)
+        logits = jnp.concatenate((logits, alone), -1)
     seen = jnp.any(logits != -jnp.inf, axis=-1, keepdims=True)
     # 0 before and after the softmax: the gradient of either branch must be finite.
     finite = jnp.where(seen, logits, 0)
     weights = jnp.where(seen, jax.nn.softmax(finite, axis=-1), 0)
     logsumexp = jnp.where(seen[..., 0], jax.nn.logsumexp(finite, axis=-1), -jnp.inf)
+    weights = weights[..., :S]
+    if factors is not None:
+        weights *= factors.astype(weights.dtype)
     return jnp.einsum("bnts,bsnv->btnv", weights, value), logsumexp
 
 

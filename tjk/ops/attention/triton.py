@@ -11,62 +11,42 @@ from jax import Array
 from kernels_triton import attention as kernels
 from tjk import executors
 from tjk.launch import Arch, Launch
+from tjk.ops.attention.hooks import Body, Hooks
+from tjk.ops.attention.operands import Operands, Options
 from tjk.ops.attention.tiles import Kernel, Tile, forward_tile, split_width, tile
 from tjk.precision import Products, input_precision, products
 
 Window = tuple[int | None, int | None]
 
 
-def forward(
-    query: Array,
-    key: Array,
-    value: Array,
-    bias: None,
-    mask: None,
-    query_lengths: Array | None,
-    key_lengths: Array | None,
-    *,
-    scale: float,
-    window: Window,
-    precision: str | None,
-) -> tuple[Array, Array]:
+def forward(operands: Operands, options: Options) -> tuple[Array, Array]:
     """Returns output (B, T, N, V) and logsumexp (B, N, T) float32."""
-    sign, scale = _split_scale(scale)
-    problem = Problem.of(query, key, value, query_lengths, key_lengths, window, precision)
+    sign, scale = _split_scale(options.scale)
+    problem = Problem.of(operands, options)
+    query, key, value = operands[:3]
     return executors.run(forward_launch(problem, _times(query, sign), key, value, scale=scale))
 
 
 def backward(
-    query: Array,
-    key: Array,
-    value: Array,
-    bias: None,
-    mask: None,
-    query_lengths: Array | None,
-    key_lengths: Array | None,
-    output: Array,
-    logsumexp: Array,
-    d_output: Array,
-    d_logsumexp: Array,
-    *,
-    scale: float,
-    window: Window,
-    precision: str | None,
-    deterministic: bool,
-) -> tuple[Array, Array, Array, None]:
-    """Returns the gradients of query, key and value, each in its dtype, and None for the bias."""
-    sign, scale = _split_scale(scale)
-    problem = Problem.of(query, key, value, query_lengths, key_lengths, window, precision)
-    product = output.astype(jnp.float32) * d_output.astype(jnp.float32)
-    delta = jnp.moveaxis(product.sum(-1), -1, 1) - d_logsumexp
-    operands = (_times(query, sign), key, value, logsumexp, delta, d_output)
-    if deterministic:
-        (d_query,) = executors.run(backward_query_launch(problem, *operands, scale=scale))
-        d_key, d_value = executors.run(backward_key_value_launch(problem, *operands, scale=scale))
+    operands: Operands, logsumexp: Array, delta: Array, d_output: Array, options: Options
+) -> Operands:
+    """The gradients of all operands but the sinks, in their dtypes."""
+    sign, scale = _split_scale(options.scale)
+    problem = Problem.of(operands, options)
+    query, key, value = operands[:3]
+    arrays = (_times(query, sign), key, value, logsumexp, delta, d_output)
+    d_arrays: tuple[Array, ...] = ()
+    if options.deterministic:
+        (d_query,) = executors.run(backward_query_launch(problem, *arrays, scale=scale))
+        d_key, d_value = executors.run(backward_key_value_launch(problem, *arrays, scale=scale))
     else:
-        d_key, d_value, d_query = executors.run(backward_launch(problem, *operands, scale=scale))
+        d_key, d_value, d_query, *d_arrays = executors.run(
+            backward_launch(problem, *arrays, scale=scale)
+        )
         d_query = (d_query * jnp.float32(scale)).astype(query.dtype)
-    return _times(d_query, sign), d_key, d_value, None
+    return problem.hooks.gradients(operands, d_arrays)._replace(
+        query=_times(d_query, sign), key=d_key, value=d_value
+    )
 
 
 def _split_scale(scale: float) -> tuple[int, float]:
@@ -83,7 +63,7 @@ def _times(x: Array, sign: int) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """The sizes and flags that forward and backward share, and the lengths."""
+    """The sizes and flags that forward and backward share, lengths, and hooks."""
 
     B: int
     T: int
@@ -96,27 +76,16 @@ class Problem:
     lengths: tuple[Array, Array]
     has_lengths: tuple[bool, bool]
     window: Window
+    hooks: Hooks
     products: Products
     arch: Arch | None
 
     @classmethod
-    def of(
-        cls,
-        query: Array,
-        key: Array,
-        value: Array,
-        query_lengths: Array | None,
-        key_lengths: Array | None,
-        window: Window,
-        precision: str | None,
-    ) -> "Problem":
-        B, T, N, H = query.shape
-        S, K = key.shape[1:3]
+    def of(cls, operands: Operands, options: Options) -> "Problem":
+        B, T, N, H = operands.query.shape
+        S, K, V = operands.value.shape[1:]
         arch = executors.architecture()
-        left, right = window
-        # A bound that every pair meets costs nothing; one that none meets must not overflow.
-        left = None if left is None or left >= T else max(left, -(T + S))
-        right = None if right is None or right >= S else max(right, -(T + S))
+        lengths = (operands.query_lengths, operands.key_lengths)
         unused = jnp.zeros(B, jnp.int32)
         return cls(
             B=B,
@@ -125,39 +94,62 @@ class Problem:
             N=N,
             K=K,
             H=H,
-            V=value.shape[-1],
-            dtype=query.dtype,
-            lengths=tuple(unused if x is None else x for x in (query_lengths, key_lengths)),
-            has_lengths=(query_lengths is not None, key_lengths is not None),
-            window=(left, right),
-            products=products(query.dtype, precision, arch),
+            V=V,
+            dtype=operands.query.dtype,
+            lengths=tuple(unused if x is None else x for x in lengths),
+            has_lengths=tuple(x is not None for x in lengths),
+            window=options.window,
+            hooks=Hooks.of(operands, options.modifiers),
+            products=products(operands.query.dtype, options.precision, arch),
             arch=arch,
         )
 
     def launch(
-        self, kernel: Any, tile: Tile, operands: tuple[Array, ...], outputs: Any, **extra: Any
+        self,
+        kernel: Any,
+        body: Body,
+        tile: Tile,
+        operands: tuple[Array, ...],
+        outputs: Any,
+        *,
+        scalars: tuple[float, ...],
+        by_key: bool = False,
+        **extra: Any,
     ) -> Launch:
-        """A launch of one of the kernels: query, key, value and lengths come first in all."""
+        """A launch of one of the kernels: query, key, value and lengths come first in all.
+
+        Args:
+            kernel: without hooks.
+            body: what it calls.
+            tile: its sizes.
+            operands: query, key, value, and what else the kernel takes.
+            outputs: shapes and dtypes.
+            scalars: scales.
+            by_key: whether a program has a tile of keys, and goes through those of queries.
+        """
         left, right = self.window
         h, v = split_width(self.H), split_width(self.V)
         inputs = (*operands[:3], *self.lengths, *operands[3:])
+        scalars = (self.T, self.S, *scalars, left or 0, right or 0)
+        constexprs = {
+            **{"K": self.K, "GROUP": self.N // self.K},
+            "HAS_QUERY_LENGTHS": self.has_lengths[0],
+            "HAS_KEY_LENGTHS": self.has_lengths[1],
+            "HAS_LEFT": left is not None,
+            "HAS_RIGHT": right is not None,
+            **{"H": self.H, "H_0": h[0], "H_1": h[1]},
+            **{"V": self.V, "V_0": v[0], "V_1": v[1]},
+            "BLOCK_M": tile.block_m,
+            "BLOCK_N": tile.block_n,
+            "PRECISION": input_precision(self.products),
+        }
         structs = tuple(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in outputs)
-        return Launch(
+        launch = Launch(
             kernel=kernel,
             inputs=inputs,
             outputs=structs,
-            constexprs={
-                **{"K": self.K, "GROUP": self.N // self.K},
-                "HAS_QUERY_LENGTHS": self.has_lengths[0],
-                "HAS_KEY_LENGTHS": self.has_lengths[1],
-                "HAS_LEFT": left is not None,
-                "HAS_RIGHT": right is not None,
-                **{"H": self.H, "H_0": h[0], "H_1": h[1]},
-                **{"V": self.V, "V_0": v[0], "V_1": v[1]},
-                "BLOCK_M": tile.block_m,
-                "BLOCK_N": tile.block_n,
-                "PRECISION": input_precision(self.products),
-            },
+            scalars=scalars,
+            constexprs=constexprs,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
             batched=True,
@@ -165,13 +157,16 @@ class Problem:
             arch=self.arch,
             **extra,
         )
+        return self.hooks.attach(
+            launch, body, (self.T, self.S), (tile.block_m, tile.block_n), by_key
+        )
 
     def tile(self, kernel: Kernel) -> Tile:
         return tile(kernel, self.products, (self.H, self.V), self.arch)
 
-    def scalars(self, *scales: float) -> tuple[int | float, ...]:
-        left, right = self.window
-        return (self.T, self.S, *scales, left or 0, right or 0)
+    def scale(self, scale: float) -> float:
+        """What the kernels multiply products by: log2(e) is in it unless a hook wants logits."""
+        return scale if self.hooks.score else scale * math.log2(math.e)
 
     def flops(self, tile: Tile, products_h: int, products_v: int) -> int:
         """Of so many products a pair of tiles over the key's and over the value's width."""
@@ -199,10 +194,11 @@ def forward_launch(
     tile = forward_tile(p.products, (p.H, p.V), p.arch, p.B * p.N, p.T)
     return p.launch(
         kernels.attention_forward,
+        Body(kernels.forward),
         tile,
         (query, key, value),
         [((p.B, p.T, p.N, p.V), p.dtype), ((p.B, p.N, p.T), jnp.float32)],
-        scalars=p.scalars(scale * math.log2(math.e)),
+        scalars=(p.scale(scale),),
         grid=(p.B * p.N * -(-p.T // tile.block_m),),
         flops=p.flops(tile, 1, 1),
     )
@@ -214,6 +210,7 @@ def backward_launch(problem: Problem, *operands: Array, scale: float) -> Launch:
     tile = p.tile("backward")
     return p.launch(
         kernels.attention_backward,
+        Body(kernels.backward, {"ADD_QUERY": "True"}),
         tile,
         operands,
         [
@@ -221,9 +218,10 @@ def backward_launch(problem: Problem, *operands: Array, scale: float) -> Launch:
             ((p.B, p.S, p.K, p.V), p.dtype),
             ((p.B, p.T, p.N, p.H), jnp.float32),
         ],
-        scalars=p.scalars(scale, scale * math.log2(math.e)),
+        scalars=(scale, scale * math.log2(math.e)),
         grid=(p.B * p.K * -(-p.S // tile.block_n),),
         zeroed=(2,),
+        by_key=True,
         flops=p.flops(tile, 3, 2),
     )
 
@@ -234,11 +232,13 @@ def backward_key_value_launch(problem: Problem, *operands: Array, scale: float) 
     tile = p.tile("backward_key_value")
     return p.launch(
         kernels.attention_backward_key_value,
+        Body(kernels.backward, {"ADD_QUERY": "False", "d_query_ptr": "d_key_ptr"}),
         tile,
         operands,
         [((p.B, p.S, p.K, p.H), p.dtype), ((p.B, p.S, p.K, p.V), p.dtype)],
-        scalars=p.scalars(scale, scale * math.log2(math.e)),
+        scalars=(scale, scale * math.log2(math.e)),
         grid=(p.B * p.K * -(-p.S // tile.block_n),),
+        by_key=True,
         flops=p.flops(tile, 2, 2),
     )
 
@@ -249,10 +249,11 @@ def backward_query_launch(problem: Problem, *operands: Array, scale: float) -> L
     tile = p.tile("backward_query")
     return p.launch(
         kernels.attention_backward_query,
+        Body(kernels.backward_query),
         tile,
         operands,
         [((p.B, p.T, p.N, p.H), p.dtype)],
-        scalars=p.scalars(scale, scale * math.log2(math.e)),
+        scalars=(scale, scale * math.log2(math.e)),
         grid=(p.B * p.N * -(-p.T // tile.block_m),),
         flops=p.flops(tile, 2, 1),
     )

@@ -1,12 +1,15 @@
 """Attention in plain JAX, tile by tile, without an array of T x S.
 
-    logits = scale query key^T + bias, and -inf where a key is not visible
-    logsumexp = log(rowsum(exp(logits)))           P = exp(logits - logsumexp)
-    output = P value
+    x = scale query key^T + bias                       logits = score(x), -inf where not visible
+    logsumexp = log(exp(sinks) + rowsum(exp(logits)))  P = exp(logits - logsumexp)
+    output = keep P value
 
-    d_value = P^T d_output                         dP = d_output value^T
-    delta = rowsum(output d_output) - d_logsumexp  dS = P (dP - delta)
-    d_query = scale dS key      d_key = scale dS^T query      d_bias = dS
+    d_value = (keep P)^T d_output                      dP = keep (d_output value^T)
+    delta = rowsum(output d_output) - d_logsumexp      dS = P (dP - delta)
+    d_bias = dx = score'(x) dS                         d_query = scale dx key
+                                                       d_key = scale dx^T query
+
+where score, sinks and keep are optional: keep is 0 for dropped weights, else 1 / (1 - rate).
 
 Shapes: query (B, T, N, H), key (B, S, K, H), value (B, S, K, V), output (B, T, N, V), logsumexp
 (B, N, T); bias and mask (B, N, T, S) with each axis full or 1; lengths (B,). Inside, head n is
@@ -22,55 +25,50 @@ https://arxiv.org/abs/2205.14135.
 """
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-Window = tuple[int | None, int | None]
+from tjk import elementwise
+from tjk.elementwise import Derivative
+from tjk.ops import masks
+from tjk.ops.attention.operands import Operands, Options
+from tjk.precision import accumulator
 
 
-def forward(
-    query: Array,
-    key: Array,
-    value: Array,
-    bias: Array | None,
-    mask: Array | None,
-    query_lengths: Array | None,
-    key_lengths: Array | None,
-    *,
-    scale: float,
-    window: Window,
-    precision: Any,
-) -> tuple[Array, Array]:
-    """Output and logsumexp; 0 and -inf in rows that see nothing."""
-    B, T, N, _ = query.shape
-    K, V = value.shape[2:]
-    lengths = (query_lengths, key_lengths)
-    tiles = _Tiles.of(query, key, bias, mask, lengths, scale, window, precision)
-    query = _split_heads(_by_head(query, query_lengths), K)
-    key, value = _by_head(key, key_lengths), _by_head(value, key_lengths)
+def forward(operands: Operands, options: Options) -> tuple[Array, Array]:
+    """Output and logsumexp (B, N, T); 0 and -inf in rows that see nothing."""
+    B, T, N, _ = operands.query.shape
+    K, V = operands.value.shape[2:]
+    tiles = _Tiles.of(operands, options)
+    query = _split_heads(_by_head(operands.query, operands.query_lengths), K)
+    key, value = (_by_head(x, operands.key_lengths) for x in (operands.key, operands.value))
 
     def tile_row(i, results):
         query_tile = tiles.rows(query, i)
 
         def tile(j, state):
             maximum, total, output = state
-            logits = tiles.logits(query_tile, tiles.columns(key, j), i, j)
+            logits = tiles.logits(tiles.products(query_tile, tiles.columns(key, j), i, j), i, j)
             new_maximum = jnp.maximum(maximum, jnp.max(logits, axis=-1, initial=-jnp.inf))
             # Where a row has seen nothing yet, subtract 0: -inf - -inf would be NaN.
             shift = jnp.where(new_maximum == -jnp.inf, 0, new_maximum)
             weights = jnp.exp(logits - shift[..., None])
             decay = jnp.exp(maximum - shift)
             total = total * decay + jnp.sum(weights, axis=-1)
-            weights = weights.astype(value.dtype)
+            weights = tiles.drop(weights, i, j).astype(value.dtype)
             product = tiles.dot("bkgts,bksv->bkgtv", weights, tiles.columns(value, j))
             return new_maximum, total, output * decay[..., None] + product
 
         zeros = jnp.zeros_like(query_tile, tiles.dtype, shape=(*query_tile.shape[:4], V))
         state = (jnp.full_like(zeros[..., 0], -jnp.inf), zeros[..., 0], zeros)
-        maximum, total, output = lax.fori_loop(*tiles.visible_columns(i), tile, state)
+        if operands.sinks is not None:  # a key without a value, seen first
+            sinks = _split_heads(operands.sinks.astype(tiles.dtype)[None, :, None], K)
+            state = (zeros[..., 0] + sinks, zeros[..., 0] + 1, zeros)
+        maximum, total, output = tiles.loop(i, tile, state)
         output /= jnp.where(total == 0, 1, total)[..., None]
         outputs, logsumexps = results
         return (
@@ -86,40 +84,24 @@ def forward(
     logsumexps = jnp.zeros_like(query, tiles.dtype, shape=query.shape[:4])
     output, logsumexp = lax.fori_loop(0, tiles.row_count, tile_row, (outputs, logsumexps))
     output, logsumexp = output.reshape(B, N, T, V), logsumexp.reshape(B, N, T)
+    if operands.sinks is not None and operands.query_lengths is not None:
+        inside = jnp.arange(T, dtype=jnp.int32) < operands.query_lengths[:, None, None]
+        logsumexp = jnp.where(inside, logsumexp, -jnp.inf)
     return jnp.swapaxes(output.astype(query.dtype), 1, 2), logsumexp
 
 
 def backward(
-    query: Array,
-    key: Array,
-    value: Array,
-    bias: Array | None,
-    mask: Array | None,
-    query_lengths: Array | None,
-    key_lengths: Array | None,
-    output: Array,
-    logsumexp: Array,
-    d_output: Array,
-    d_logsumexp: Array,
-    *,
-    scale: float,
-    window: Window,
-    precision: Any,
-    deterministic: bool,
-) -> tuple[Array, Array, Array, Array | None]:
-    """Gradients of query, key, value and bias, always the same bits."""
-    del deterministic
-    B, T, N, H = query.shape
-    _, S, K, V = value.shape
-    lengths = (query_lengths, key_lengths)
-    tiles = _Tiles.of(query, key, bias, mask, lengths, scale, window, precision)
-    query, output, d_output = (
-        _split_heads(_by_head(x, query_lengths), K) for x in (query, output, d_output)
+    operands: Operands, logsumexp: Array, delta: Array, d_output: Array, options: Options
+) -> Operands:
+    """The gradients of all operands but the sinks, always the same bits."""
+    B, T, N, H = operands.query.shape
+    _, S, K, V = operands.value.shape
+    tiles = _Tiles.of(operands, options)
+    query, d_output = (
+        _split_heads(_by_head(x, operands.query_lengths), K) for x in (operands.query, d_output)
     )
-    logsumexp, d_logsumexp = _split_heads(logsumexp, K), _split_heads(d_logsumexp, K)
-    key, value = _by_head(key, key_lengths), _by_head(value, key_lengths)
-    delta = jnp.sum(output.astype(tiles.dtype) * d_output.astype(tiles.dtype), axis=-1)
-    delta -= d_logsumexp.astype(tiles.dtype)
+    logsumexp, delta = _split_heads(logsumexp, K), _split_heads(delta, K)
+    key, value = (_by_head(x, operands.key_lengths) for x in (operands.key, operands.value))
     # In a row that saw nothing P is exp(logits - inf) = 0, and so is dS as long as delta is finite.
     empty = logsumexp == -jnp.inf
     delta, logsumexp = jnp.where(empty, 0, delta), jnp.where(empty, jnp.inf, logsumexp)
@@ -133,41 +115,58 @@ def backward(
         logsumexp_tile = jnp.where(is_new, tiles.rows(logsumexp, i), jnp.inf)[..., None]
 
         def tile(j, gradients):
-            d_query_tile, d_key, d_value, d_bias = gradients
+            d_query_tile, d_key, d_value, d_bias, d_arrays = gradients
             s = tiles.first_column(j)
             key_tile = tiles.columns(key, j)
-            weights = jnp.exp(tiles.logits(query_tile, key_tile, i, j) - logsumexp_tile)
+            products = tiles.products(query_tile, key_tile, i, j)
+            weights = jnp.exp(tiles.logits(products, i, j) - logsumexp_tile)
             d_weights = tiles.dot("bkgtv,bksv->bkgts", d_output_tile, tiles.columns(value, j))
-            d_logits = weights * (d_weights - delta_tile)
+            d_logits = weights * (tiles.drop(d_weights, i, j) - delta_tile)
+            d_products, d_arrays = tiles.back_through_score(
+                products, d_logits, weights > 0, d_arrays, i, j
+            )
             if d_bias is not None:
-                d_bias = _add_at(d_bias, (0, 0, t, s), d_logits.reshape(B, N, *d_logits.shape[3:]))
-            weights, d_logits = weights.astype(value.dtype), d_logits.astype(query.dtype)
+                by_head = d_products.reshape(B, N, *d_products.shape[3:])
+                d_bias = _add_at(d_bias, (0, 0, t, s), by_head)
+            weights = tiles.drop(weights, i, j).astype(value.dtype)
+            d_products = d_products.astype(query.dtype)
             # Transposed, (V, S) and (H, S), the large operand is used as it lies in memory.
             d_value_tile = tiles.dot("bkgtv,bkgts->bkvs", d_output_tile, weights)
-            d_key_tile = tiles.dot("bkgth,bkgts->bkhs", query_tile, d_logits)
+            d_key_tile = tiles.dot("bkgth,bkgts->bkhs", query_tile, d_products)
             return (
-                d_query_tile + tiles.dot("bkgts,bksh->bkgth", d_logits, key_tile),
+                d_query_tile + tiles.dot("bkgts,bksh->bkgth", d_products, key_tile),
                 _add_at(d_key, (0, 0, 0, s), d_key_tile),
                 _add_at(d_value, (0, 0, 0, s), d_value_tile),
                 d_bias,
+                d_arrays,
             )
 
         d_query, *rest = gradients
         state = (jnp.zeros_like(query_tile, tiles.dtype), *rest)
-        d_query_tile, *rest = lax.fori_loop(*tiles.visible_columns(i), tile, state)
+        d_query_tile, *rest = tiles.loop(i, tile, state)
         return _add_at(d_query, (0, 0, 0, t, 0), d_query_tile), *rest
 
-    shapes = (query.shape, (B, K, H, S), (B, K, V, S), None if bias is None else bias.shape)
-    gradients = tuple(
-        None if shape is None else jnp.zeros_like(query, tiles.dtype, shape=shape)
-        for shape in shapes
+    def zeros(shape: tuple[int, ...]) -> Array:
+        return jnp.zeros_like(query, tiles.dtype, shape=shape)  # varies as query in shard_map
+
+    gradients = (
+        *(zeros(shape) for shape in (query.shape, (B, K, H, S), (B, K, V, S))),
+        None if operands.bias is None else zeros(operands.bias.shape),
+        {i: zeros(operands.score_arrays[i].shape) for i in tiles.differentiable},
     )
-    d_query, d_key, d_value, d_bias = lax.fori_loop(0, tiles.row_count, tile_row, gradients)
-    return (
-        (d_query * scale).astype(query.dtype).reshape(B, N, T, H).swapaxes(1, 2),
-        (d_key * scale).astype(key.dtype).transpose(0, 3, 1, 2),
-        d_value.astype(value.dtype).transpose(0, 3, 1, 2),
-        None if bias is None else d_bias.astype(bias.dtype),
+    gradients = lax.fori_loop(0, tiles.row_count, tile_row, gradients)
+    d_query, d_key, d_value, d_bias, d_arrays = gradients
+    return Operands(
+        query=(d_query * options.scale).astype(query.dtype).reshape(B, N, T, H).swapaxes(1, 2),
+        key=(d_key * options.scale).astype(key.dtype).transpose(0, 3, 1, 2),
+        value=d_value.astype(value.dtype).transpose(0, 3, 1, 2),
+        bias=None if operands.bias is None else d_bias.astype(operands.bias.dtype),
+        score_arrays=tuple(
+            d_arrays[number].astype(x.dtype) if number in d_arrays else None
+            for number, x in enumerate(operands.score_arrays)
+        ),
+        mask_arrays=(None,) * len(operands.mask_arrays),
+        keep_arrays=(None,) * len(operands.keep_arrays),
     )
 
 
@@ -179,6 +178,8 @@ class _Tiles:
     before counts there only.
     """
 
+    operands: Operands
+    options: Options
     T: int
     S: int
     K: int
@@ -186,27 +187,18 @@ class _Tiles:
     column_count: int
     block_t: int
     block_s: int
-    window: Window
-    bias: Array | None
-    mask: Array | None
-    lengths: tuple[Array | None, Array | None]
-    scale: float
-    precision: Any
     dtype: Any
+    derivative: Derivative | None
 
     @classmethod
-    def of(cls, query, key, bias, mask, lengths, scale, window, precision) -> "_Tiles":
-        """Tiles for the arguments of `forward`."""
-        B, T, N, _ = query.shape
-        S, K = key.shape[1:3]
+    def of(cls, operands: Operands, options: Options) -> "_Tiles":
+        B, T, N, _ = operands.query.shape
+        S, K = operands.key.shape[1:3]
+        score = options.modifiers.score
         (row_count, block_t), (column_count, block_s) = _blocks(B * N, T, S)
-        left, right = window
-        # A bound that excludes no key would cost a comparison for each logit; a huge one, int32.
-        window = (
-            None if left is None or left >= T - 1 else max(left, -S),
-            None if right is None or right >= S - 1 else max(right, -T),
-        )
         return cls(
+            operands=operands,
+            options=options,
             T=T,
             S=S,
             K=K,
@@ -214,18 +206,19 @@ class _Tiles:
             column_count=column_count,
             block_t=block_t,
             block_s=block_s,
-            window=window,
-            bias=bias,
-            mask=mask,
-            lengths=lengths,
-            scale=scale,
-            precision=precision,
-            dtype=jnp.float64 if query.dtype == jnp.float64 else jnp.float32,
+            dtype=accumulator(operands.query.dtype),
+            derivative=None if score is None else elementwise.derivative(score, "score"),
         )
 
+    @property
+    def differentiable(self) -> tuple[int, ...]:
+        """The numbers of the arrays of the score that have gradients."""
+        return () if self.derivative is None else self.derivative.arrays
+
     def dot(self, equation: str, lhs: Array, rhs: Array) -> Array:
+        precision = self.options.precision
         return jnp.einsum(
-            equation, lhs, rhs, precision=self.precision, preferred_element_type=self.dtype
+            equation, lhs, rhs, precision=precision, preferred_element_type=self.dtype
         )
 
     def first_row(self, i: Any) -> Any:
@@ -242,9 +235,27 @@ class _Tiles:
         """Tile column j of an array (B, K, S, ...)."""
         return lax.dynamic_slice_in_dim(array, self.first_column(j), self.block_s, axis=2)
 
-    def visible_columns(self, i: Any) -> tuple[Any, Any]:
+    def loop(self, i: Any, step: Callable[[Any, Any], Any], state: Any) -> Any:
+        """Steps through the tiles of row i that are not empty."""
+        kinds = self.operands.kinds
+        if kinds is None:
+            return lax.fori_loop(*self._visible_columns(i), step, state)
+        known = jnp.any(kinds != masks.EMPTY, (0, 1))
+        # As many as a tile may touch: their first one may begin before it.
+        shape = [
+            min(n, b // masks.TILE + 2) for n, b in zip(known.shape, (self.block_t, self.block_s))
+        ]
+
+        def visit(j: Any, state: Any) -> Any:
+            first = (self.first_row(i) // masks.TILE, self.first_column(j) // masks.TILE)
+            some = jnp.any(lax.dynamic_slice(known, first, shape))
+            return lax.cond(some, functools.partial(step, j), lambda state: state, state)
+
+        return lax.fori_loop(*self._visible_columns(i), visit, state)
+
+    def _visible_columns(self, i: Any) -> tuple[Any, Any]:
         """First tile column, and the one after the last, that tile row i sees."""
-        left, right = self.window
+        left, right = self.options.window
         first: Any = 0
         end: Any = self.column_count
         if left is not None:
@@ -254,35 +265,101 @@ class _Tiles:
             end = jnp.clip(last_key // self.block_s + 1, 0, self.column_count)
         return first, end
 
-    def logits(self, query: Array, key: Array, i: Any, j: Any) -> Array:
-        """Logits (B, K, G, block_t, block_s) of tile i, j from its rows and columns."""
-        logits = self.dot("bkgth,bksh->bkgts", query, key) * self.scale
-        if self.bias is not None:
-            logits += self.tile(self.bias, i, j).astype(self.dtype)
-        for condition in self.visible(i, j):
+    def products(self, query: Array, key: Array, i: Any, j: Any) -> Array:
+        """Scaled products plus bias of a tile, (B, K, G, block_t, block_s)."""
+        products = self.dot("bkgth,bksh->bkgts", query, key) * self.options.scale
+        if self.operands.bias is not None:
+            products += self._tile(self.operands.bias, i, j).astype(self.dtype)
+        return products
+
+    def logits(self, products: Array, i: Any, j: Any) -> Array:
+        """The logits of tile i, j, -inf where a key is not visible."""
+        score = self.options.modifiers.score
+        logits = products
+        if score is not None:
+            at = (products, *self._positions(i, j))
+            logits = elementwise.evaluate(score, at, self.operands.score_arrays)
+        for condition in self._visible(i, j):
             logits = jnp.where(condition, logits, -jnp.inf)
         return logits
 
-    def visible(self, i: Any, j: Any) -> Iterator[Array]:
-        """Conditions under which a key of tile i, j is visible; as few as the arguments allow."""
-        t = self.first_row(i) + jnp.arange(self.block_t, dtype=jnp.int32)[:, None]
+    def back_through_score(
+        self,
+        products: Array,
+        d_logits: Array,
+        used: Array,
+        d_arrays: dict[int, Array],
+        i: Any,
+        j: Any,
+    ) -> tuple[Array, dict[int, Array]]:
+        """The gradient of the products of tile i, j, and d_arrays with those of what it read.
+
+        Where a weight is 0 `used` is false: no gradient, whatever the slope of the score.
+        """
+        if self.derivative is None:
+            return d_logits, d_arrays
+        at = (products, *self._positions(i, j), d_logits)
+        outputs = elementwise.evaluate(self.derivative.program, at, self.operands.score_arrays)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        d_products, reads = self.derivative.split(outputs)
+        d_arrays = dict(d_arrays)
+        for number, gradient, indices in reads:
+            gradient = jnp.where(used, gradient, 0)
+            # What reads one element is summed before it is added there.
+            shape = jnp.broadcast_shapes((1,) * gradient.ndim, *map(jnp.shape, indices))
+            axes = tuple(axis for axis, size in enumerate(shape) if size == 1)
+            gradient = jnp.sum(gradient, axes, keepdims=True)
+            if indices:
+                inside = elementwise.clamped(indices, d_arrays[number].shape)
+                place = d_arrays[number].at[tuple(jnp.broadcast_to(i, shape) for i in inside)]
+                d_arrays[number] = place.add(gradient, mode="promise_in_bounds")
+            else:
+                d_arrays[number] += gradient.reshape(())
+        return jnp.where(used, d_products, 0), d_arrays
+
+    def drop(self, x: Array, i: Any, j: Any) -> Array:
+        """Weights of tile i, j, or their gradients, after dropout."""
+        modifiers = self.options.modifiers
+        if modifiers.keep is None:
+            return x
+        arrays = self.operands.keep_arrays
+        keep = elementwise.evaluate(modifiers.keep, self._positions(i, j), arrays)
+        return jnp.where(keep, x * modifiers.keep_scale, 0)
+
+    def _positions(self, i: Any, j: Any) -> tuple[Array, Array, Array, Array]:
+        """b, h, q_idx and kv_idx of tile i, j, each along its own axes of (B, K, G, T, S)."""
+        B, _, N, _ = self.operands.query.shape
+        b = jnp.arange(B, dtype=jnp.int32)[:, None, None, None, None]
+        h = jnp.arange(N, dtype=jnp.int32).reshape(1, self.K, N // self.K, 1, 1)
+        t = self.first_row(i) + jnp.arange(self.block_t, dtype=jnp.int32)
         s = self.first_column(j) + jnp.arange(self.block_s, dtype=jnp.int32)
-        left, right = self.window
-        query_lengths, key_lengths = self.lengths
+        return b, h, t.reshape(1, 1, 1, -1, 1), s.reshape(1, 1, 1, 1, -1)
+
+    def _visible(self, i: Any, j: Any) -> Iterator[Array]:
+        """Conditions under which a key of tile i, j is visible; as few as the arguments allow."""
+        at = _, _, t, s = self._positions(i, j)
+        left, right = self.options.window
+        operands, mask = self.operands, self.options.modifiers.mask
         if self.column_count * self.block_s > self.S:
             yield s >= j * self.block_s
         if left is not None:
             yield s >= t - left
         if right is not None:
             yield s <= t + right
-        if query_lengths is not None:
-            yield t < query_lengths[:, None, None, None, None]
-        if key_lengths is not None:
-            yield s < key_lengths[:, None, None, None, None]
-        if self.mask is not None:
-            yield self.tile(self.mask, i, j)
+        if operands.query_lengths is not None:
+            yield t < operands.query_lengths[:, None, None, None, None]
+        if operands.key_lengths is not None:
+            yield s < operands.key_lengths[:, None, None, None, None]
+        if operands.mask is not None:
+            yield self._tile(operands.mask, i, j)
+        if mask is not None:
+            yield elementwise.evaluate(mask, at, operands.mask_arrays)
+        elif operands.kinds is not None:
+            rows = jnp.take(operands.kinds, t.reshape(-1) // masks.TILE, 2)
+            kinds = jnp.take(rows, s.reshape(-1) // masks.TILE, 3)
+            yield _split_heads(kinds != masks.EMPTY, self.K)
 
-    def tile(self, array: Array, i: Any, j: Any) -> Array:
+    def _tile(self, array: Array, i: Any, j: Any) -> Array:
         """Tile i, j (B, K, G, T, S) of an array (B, N, T, S); an axis of 1 stays as it is."""
         *heads, t, s = array.shape
         sizes = (*heads, min(t, self.block_t), min(s, self.block_s))
