@@ -107,8 +107,8 @@ def forward(
         at = (tl.cast(b, tl.int32), n, offs_m[:, None], (start + offs_n)[None, :], arrays)
         factor = scale
         if SCORE is not None:
-            logits = SCORE(logits * scale, at) * LOG2_E
-            factor = 1.0
+            logits = SCORE(logits * scale, at)
+            factor = LOG2_E
         if is_partial:
             offs_s = (start + offs_n)[None, :]
             mask = visible(offs_m[:, None], offs_s, key_end, left, right, HAS_LEFT, HAS_RIGHT)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from tests.ops.attention.machine_code import hot_loop
 from tjk import executors
 from tjk.executors import compiler
 from tjk.executors.architectures import SHARED_MEMORY
@@ -66,21 +67,10 @@ def _facts(launches, arch) -> list[dict]:
 
 def _spills_in_loop(binary) -> int:
     """Accesses to spilled registers in the innermost loop that has tensor-core instructions."""
-    labels, code, loops = {}, [], []
-    for line in binary.disassembly.splitlines():
-        if label := re.match(r"\s*(\.L\w+):", line):
-            labels[label[1]] = len(code)
-        else:
-            code.append(line)
-    for end, line in enumerate(code):
-        branch = re.search(r"\bBRA\b.*?(\.L\w+)", line)
-        if branch and labels.get(branch[1], end) < end:
-            body = code[labels[branch[1]] : end]
-            if any("MMA" in line for line in body):
-                loops.append(body)
-    if isinstance(binary.arch, str) or not loops:
+    loop = [] if isinstance(binary.arch, str) else hot_loop(binary)
+    if not loop:
         return binary.local_accesses
-    return sum(bool(re.search(r"\b(LDL|STL)\b", line)) for line in min(loops, key=len))
+    return sum(bool(re.search(r"\b(LDL|STL)\b", line)) for line in loop)
 
 
 def _products(binary, launch) -> float:

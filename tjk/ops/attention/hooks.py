@@ -72,6 +72,12 @@ class Hooks:
             asks_everywhere=operands.mask is not None,
         )
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the kernel without hooks will do."""
+        used = (self.score, self.mask, self.keep, self.sinks, self.kinds)
+        return all(x is None for x in used)
+
     def attach(
         self,
         launch: Launch,
@@ -89,8 +95,7 @@ class Hooks:
             tile: queries and keys of a tile.
             by_key: whether a program has a tile of keys, and goes through those of queries.
         """
-        used = (self.score, self.mask, self.keep, self.sinks, self.kinds)
-        if all(x is None for x in used):
+        if self.is_empty:
             return launch
         unused = launch.inputs[0]
         inputs: dict[str, Array] = {"sinks_ptr": unused if self.sinks is None else self.sinks}
@@ -195,7 +200,8 @@ def _adapter(hook: str, program: Program, first: int) -> str:
 def _d_score(derivative: Derivative, adds: bool) -> str:
     """The hook that makes the gradient of a score, and adds up those of what it has read.
 
-    A gradient of 0 times an infinite slope is no number: where a weight is 0, `used` is false.
+    A gradient of 0 times an infinite slope is no number: where a weight is 0, `used` is false. What
+    has no slope, as where something is added to a score, needs no such care.
     """
     program = derivative.program
     arrays = "".join(f", at[4][{i}]" for i in range(len(program.arrays)))
@@ -205,14 +211,19 @@ def _d_score(derivative: Derivative, adds: bool) -> str:
         "def d_score(x, at, d, used, d_arrays):",
         f"    {', '.join(names)} = _d_score(x, at[0], at[1], at[2], at[3], d{arrays})",
     ]
-    d_x, reads = derivative.split(names)
-    for number, gradient, indices in reads if adds else ():
-        place = elementwise.offset(program.arrays[number][0], list(indices))
+
+    def gradient(i: int) -> str:
+        is_d = program.outputs[i] == len(program.inputs) - 1
+        return f"y{i}" if is_d else f"tl.where(used, y{i}, 0.0)"
+
+    d_x, reads = derivative.split(tuple(range(len(names))))
+    for number, d_read, indices in reads if adds else ():
+        place = elementwise.offset(program.arrays[number][0], [names[i] for i in indices])
         lines.append(
             f"    elementwise.add_at(d_arrays[{derivative.arrays.index(number)}], {place}, "
-            f"tl.where(used, {gradient}, 0.0))"
+            f"{gradient(d_read)})"
         )
-    return "\n".join((*lines, f"    return tl.where(used, {d_x}, 0.0)\n"))
+    return "\n".join((*lines, f"    return {gradient(d_x)}\n"))
 
 
 def table(

@@ -188,6 +188,22 @@ def forward_tile(
     return dataclasses.replace(whole, block_m=64, num_warps=4)
 
 
+def hooked_tile(kernel: Kernel, products: Products, whole: Tile, *, has_score: bool) -> Tile:
+    """A tile for a kernel with hooks compiled in, which keeps more in registers.
+
+    Args:
+        kernel: which one.
+        products: what the tensor cores multiply.
+        whole: the tile without hooks.
+        has_score: whether there is a score, with its derivative in the backward pass.
+    """
+    if kernel == "forward":
+        return dataclasses.replace(whole, num_warps=8) if whole.block_m == 128 else whole
+    if has_score and products == "tf32":
+        return dataclasses.replace(whole, block_n=max(16, whole.block_n // 2))
+    return dataclasses.replace(whole, block_m=min(32, whole.block_m)) if has_score else whole
+
+
 def _row(part_0: int, part_1: int) -> int:
     if part_1:
         return 1 if part_0 + part_1 <= 96 else 3

@@ -13,7 +13,7 @@ from tjk import executors
 from tjk.launch import Arch, Launch
 from tjk.ops.attention.hooks import Body, Hooks
 from tjk.ops.attention.operands import Operands, Options
-from tjk.ops.attention.tiles import Kernel, Tile, forward_tile, split_width, tile
+from tjk.ops.attention.tiles import Kernel, Tile, forward_tile, hooked_tile, split_width, tile
 from tjk.precision import Products, input_precision, products
 
 Window = tuple[int | None, int | None]
@@ -162,7 +162,14 @@ class Problem:
         )
 
     def tile(self, kernel: Kernel) -> Tile:
-        return tile(kernel, self.products, (self.H, self.V), self.arch)
+        problem = (self.products, (self.H, self.V), self.arch)
+        if kernel == "forward" and self.hooks.is_empty:
+            return forward_tile(*problem, self.B * self.N, self.T)
+        whole = tile(kernel, *problem)
+        if self.hooks.is_empty:
+            return whole
+        has_score = self.hooks.score is not None
+        return hooked_tile(kernel, self.products, whole, has_score=has_score)
 
     def scale(self, scale: float) -> float:
         """What the kernels multiply products by: log2(e) is in it unless a hook wants logits."""
@@ -191,7 +198,7 @@ def forward_launch(
 ) -> Launch:
     """The launch that makes output and logsumexp."""
     p = problem
-    tile = forward_tile(p.products, (p.H, p.V), p.arch, p.B * p.N, p.T)
+    tile = p.tile("forward")
     return p.launch(
         kernels.attention_forward,
         Body(kernels.forward),
