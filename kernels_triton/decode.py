@@ -52,12 +52,11 @@ def decode_parts(
     rows = first + tl.arange(0, BLOCK_M)
     offs_t = rows // GROUP
     inside = (offs_t < T)[:, None]
-    length = tl.minimum(tl.maximum(tl.load(lengths_ptr + b), 0), S)
-    origin = length - T
+    end = tl.minimum(tl.maximum(tl.load(lengths_ptr + b), 0), S)
+    position = (end - T + offs_t)[:, None]
     begin = 0
     if HAS_LEFT:
-        begin = tl.maximum(origin + first // GROUP - left, 0)
-    end = tl.maximum(origin + tl.minimum((first + BLOCK_M - 1) // GROUP, T - 1) + 1, 0)
+        begin = tl.maximum(end - T - left, 0)
     tiles_n = tl.cdiv(tl.cdiv(end, BLOCK_N) - begin // BLOCK_N, splits)
     start = (begin // BLOCK_N + split * tiles_n) * BLOCK_N
     stop = tl.minimum(end, start + tiles_n * BLOCK_N)
@@ -85,7 +84,6 @@ def decode_parts(
         logits = dot_parts(query0, query1, key0, key1, H_1, PRECISION) * scale
         if HAS_SOFT_CAP:
             logits = soft_cap * tanh(logits / soft_cap)
-        position = (origin + offs_t)[:, None]
         mask = visible(position, offs_s[None, :], end, left, 0, HAS_LEFT, True)
         logits = tl.where(mask, logits * LOG2_E, -float("inf"))
         new_peak = tl.maximum(peak, tl.max(logits, 1))

@@ -11,9 +11,11 @@ problem(case) -> the model with its parameters, inputs and references
 from types import ModuleType
 
 from bench.case import Case
-from bench.suites import moe, ssm, transformer
+from bench.suites import attention, moe, ssm, transformer
 
-SUITES: dict[str, ModuleType] = {"transformer": transformer, "ssm": ssm, "moe": moe}
+SUITES: dict[str, ModuleType] = {"transformer": transformer, "ssm": ssm, "moe": moe} | {
+    "attention": attention
+}
 
 
 def key(row: Case, without: tuple[str, ...] = ()) -> tuple:

@@ -10,11 +10,12 @@ from jax import Array
 from bench.case import DTYPES, OPS, Case, Problem, Selection
 from bench.step import one_by_one
 from tjk.nn import transformer
+from tjk.ops import flex_attention
 from tjk.ops.attention import reference
 
 KEY = "attention"
 FIELDS = ("attention", "dtype", "tokens", "batch", "model_dim", "op")
-IMPLEMENTATIONS = ("tjk", "jax_xla", "jax_cudnn")
+IMPLEMENTATIONS = ("tjk", "tjk_flex", "jax_xla", "jax_cudnn")
 
 # Lengths and what is run at each: everything on a GPU, what takes minutes on two CPU cores.
 FULL = {256: OPS, 1024: OPS, 4096: OPS}
@@ -68,8 +69,8 @@ def problem(case: Case) -> Problem:
         return transformer.apply(params, config, x, dtype=dtype, implementation=implementation)
 
     def measured(params, x):
-        ours = case["attention"] == "tjk"
-        return model(params, x, implementation=None if ours else case["attention"])
+        ours = {"tjk": None, "tjk_flex": _flex}
+        return model(params, x, implementation=ours.get(case["attention"], case["attention"]))
 
     def exact(params, x):
         return model(params, x, dtype=x.dtype, implementation=_definition)
@@ -81,6 +82,18 @@ def problem(case: Case) -> Problem:
         plain=one_by_one(model),
         exact=one_by_one(exact),
     )
+
+
+def _flex(query: Array, key: Array, value: Array) -> Array:
+    """A score and a mask that change nothing, of which the kernel does not know that."""
+
+    def score_mod(score, b, h, q_idx, kv_idx):
+        return score
+
+    def mask_mod(b, h, q_idx, kv_idx):
+        return kv_idx >= 0
+
+    return flex_attention(query, key, value, score_mod=score_mod, mask_mod=mask_mod)
 
 
 def _definition(query: Array, key: Array, value: Array) -> Array:

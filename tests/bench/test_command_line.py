@@ -133,10 +133,10 @@ def test_run_of_the_moe_suite(make_row, tmp_path, capsys):
 
 def test_quick_matrix_is_the_default_on_a_cpu_and_full_is_asked_for(measured):
     main([])
-    assert len(measured) == 15 + 40 + 12
+    assert len(measured) == 21 + 40 + 12 + 32
     measured.clear()
     main(["--quick"])
-    assert len(measured) == 15 + 40 + 12
+    assert len(measured) == 21 + 40 + 12 + 32
     measured.clear()
     main(["--full"])
     assert len(measured) == 30 + 80 + 24
@@ -182,16 +182,16 @@ def test_list_and_dry_run_measure_nothing(measured, tmp_path, capsys):
     path = tmp_path / "out.json"
     assert main(["--list"]) == 0
     listed = capsys.readouterr().out
-    assert "suite transformer: attention tjk, jax_xla, jax_cudnn" in listed
-    assert "full: 30 rows, tokens 256, 1024, 4096" in listed
+    assert "suite transformer: attention tjk, tjk_flex, jax_xla, jax_cudnn" in listed
+    assert "full: 42 rows, tokens 256, 1024, 4096" in listed
     assert "suite moe: impl tjk, blocked, ragged_dot" in listed
     assert "full: 24 rows, tokens 4096, 32768\n  quick: 12 rows, tokens 4096" in listed
     assert main(["--dry-run", "--out", str(path)]) == 0
     planned = capsys.readouterr().out.splitlines()
-    assert len(planned) == 15 + 40 + 12
+    assert len(planned) == 21 + 40 + 12 + 32
     assert planned[0] == "transformer tjk float32 256 8 256 forward: run"
-    assert planned[15 + 40] == "moe tjk float32 4096 8 2 512 1024 forward: run"
-    assert sum("skip (cuDNN needs an NVIDIA GPU" in line for line in planned) == 3
+    assert planned[21 + 40] == "moe tjk float32 4096 8 2 512 1024 forward: run"
+    assert sum("skip (cuDNN needs an NVIDIA GPU" in line for line in planned) == 3 + 4
     assert measured == []
     assert not path.exists()
 
@@ -207,11 +207,11 @@ def test_resume_runs_what_failed_or_is_missing(measured, tmp_path, capsys):
     measured.clear()
     assert main(["--out", str(path), "--resume", "--dry-run"]) == 0
     planned = capsys.readouterr().out.splitlines()
-    assert [line.split(": ")[-1] for line in planned[-67:]] == [
+    assert [line.split(": ")[-1] for line in planned[-105:]] == [
         "kept",
         "run",
         "run",
-        *["kept"] * 64,
+        *["kept"] * 102,
     ]
     assert main(["--out", str(path), "--resume"]) == 0
     assert [case["op"] for case, _ in measured] == ["train_step", "forward"]
@@ -222,7 +222,7 @@ def test_resume_runs_what_failed_or_is_missing(measured, tmp_path, capsys):
 def test_resume_of_a_missing_file_starts_one(measured, tmp_path):
     path = tmp_path / "out.json"
     assert main(["--out", str(path), "--resume"]) == 0
-    assert len(results(path)) == len(measured) == 15 + 40 + 12
+    assert len(results(path)) == len(measured) == 21 + 40 + 12 + 32
 
 
 def test_resume_continues_no_other_sizes(measured, tmp_path, capsys):
@@ -233,7 +233,10 @@ def test_resume_continues_no_other_sizes(measured, tmp_path, capsys):
     )
     assert "its config.d_model is 16, now it is 32" in complaint
     complaint = usage_error(capsys, "--model-dim", "16", "--out", path, "--resume")
-    assert "its config.suites is ['moe'], now it is ['transformer', 'ssm', 'moe']" in complaint
+    assert (
+        "its config.suites is ['moe'], now it is ['transformer', 'ssm', 'moe', 'attention']"
+        in complaint
+    )
 
 
 def test_files_that_cannot_be_used_stop_before_any_measuring(measured, tmp_path, capsys):

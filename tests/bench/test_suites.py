@@ -9,11 +9,13 @@ import pytest
 
 import bench
 from bench.case import Selection
-from bench.suites import SUITES, key, moe, ssm, transformer
+from bench.suites import SUITES, attention, key, moe, ssm, transformer
 from tjk.nn.moe import router_logits
 
 SEED = Path(bench.__file__).parent / "baselines" / "rtx3090_probjax.json"
-NAMES_IN_SEED = {"tjk": "probjax_default", "jax_xla": "jax_xla", "jax_cudnn": "jax_cudnn"}
+NAMES_IN_SEED = {"tjk": "probjax_default", "tjk_flex": "probjax_flex"} | {
+    name: name for name in ("jax_xla", "jax_cudnn")
+}
 
 
 def test_full_matrix_is_the_seed_file_rows():
@@ -26,12 +28,12 @@ def test_full_matrix_is_the_seed_file_rows():
 
 def test_quick_matrix_has_both_dtypes_and_the_short_lengths():
     cases = list(transformer.cases(Selection(full=False, implementations=("tjk", "jax_xla"))))
-    for attention in ("tjk", "jax_xla"):
+    for name in ("tjk", "jax_xla"):
         for dtype in ("float32", "bfloat16"):
             ran = [
                 (c["tokens"], c["op"])
                 for c in cases
-                if (c["attention"], c["dtype"]) == (attention, dtype)
+                if (c["attention"], c["dtype"]) == (name, dtype)
             ]
             assert ran == [(256, "forward"), (256, "train_step"), (1024, "forward")]
 
@@ -153,6 +155,36 @@ def test_ssm_problem_has_the_seed_parameter_count(cell):
     case = next(iter(ssm.cases(Selection(full=True, cells=(cell,)))))
     problem = jax.eval_shape(lambda: vars(ssm.problem(case))["params"])
     assert sum(x.size for x in jax.tree.leaves(problem)) == count
+
+
+def test_attention_matrix():
+    full = list(attention.cases(Selection(full=True)))
+    assert {c["tokens"] for c in full} == {1024, 4096, 16384}
+    for variant in attention.VARIANTS:
+        names = {(c["impl"], c["dtype"]) for c in full if c["variant"] == variant}
+        expected = {(name, d) for name in ("tjk_flex", "jax_xla") for d in ("float32", "bfloat16")}
+        if variant != "alibi":
+            expected |= {("tjk", "float32"), ("tjk", "bfloat16")}
+        if variant != "soft_cap":
+            expected |= {("jax_cudnn", "bfloat16")}
+        assert names == expected
+
+
+@pytest.mark.parametrize("variant", attention.VARIANTS)
+def test_attention_variants_are_what_they_say(variant):
+    """In float32 every implementation is the definition, and no two variants are the same."""
+    sizes = {"variant": variant, "tokens": 700, "batch": 1, "model_dim": 128, "dtype": "float32"}
+    results = {}
+    for impl in ("tjk", "tjk_flex", "jax_xla"):
+        if (impl, variant) != ("tjk", "alibi"):
+            problem = attention.problem(sizes | {"impl": impl})
+            results[impl] = problem.measured(problem.params, *problem.inputs)
+    exact = problem.exact(problem.params, *problem.inputs)
+    for name, output in results.items():
+        np.testing.assert_allclose(output, exact, rtol=1e-4, atol=1e-5, err_msg=name)
+    plain = attention.problem(sizes | {"variant": "causal", "impl": "jax_xla"})
+    apart = np.abs(exact - plain.measured(plain.params, *plain.inputs)).max()
+    assert (apart > 1e-3) == (variant != "causal")
 
 
 def case_of(**changes):

@@ -31,12 +31,12 @@ def values():
     return jnp.float32(score), b, h, q_idx, kv_idx
 
 
-def everywhere(function):
-    """A function of scalars at all positions, by JAX's own vmap."""
+def everywhere(function, score=None):
+    """A function of scalars at all positions, by JAX's own vmap; of another score if given."""
     by_column = jax.vmap(function, (0, None, None, None, 0))
     by_row = jax.vmap(by_column, (0, None, None, 0, None))
-    score, b, h, q_idx, kv_idx = values()
-    return by_row(score, b, h, q_idx[:, 0], kv_idx[0])
+    usual, b, h, q_idx, kv_idx = values()
+    return by_row(usual if score is None else score, b, h, q_idx[:, 0], kv_idx[0])
 
 
 def in_triton(program: Program, arrays):
@@ -116,6 +116,16 @@ FUNCTIONS = {
     ),
     "select": lambda x, b, h, q, k: jax.lax.select_n(q % 3, x, 2 * x, -x),
     "gelu": lambda x, *at: jax.nn.gelu(x) + jax.nn.relu(x),
+    "stopped": lambda x, b, h, q, k: x + jax.lax.stop_gradient(x * x) * TABLE[h, q],
+    "clamped NaN": lambda x, b, h, q, k: jax.lax.clamp(0.5, jnp.where(q == k, jnp.nan, x), 2.0),
+    "logical shift": lambda x, b, h, q, k: (
+        x + jax.lax.shift_right_logical(k - q, 28).astype(jnp.float32)
+    ),
+    "integer to half": lambda x, b, h, q, k: x + (q * 37).astype(jnp.bfloat16).astype(jnp.float32),
+    "power 0": lambda x, *at: jax.lax.integer_pow(x / 0.0, 0),
+    "integer exponent": lambda x, b, h, q, k: (abs(x) + 1) ** (q % 5 - 2) * 2.0 ** -(h + 1),
+    "constant condition": lambda x, b, h, q, k: jnp.where(~(q < 0) & (k > q), x, -x),
+    "logarithm of 2": lambda x, *at: jnp.log2(abs(x) + 1),
     "checkpoint": lambda x, *at: jax.checkpoint(lambda x: jnp.sin(x) * x)(x),
 }
 
@@ -150,7 +160,8 @@ def test_derivatives(name):
             return jnp.sum(d * elementwise.evaluate(program, (score, *at), arrays))
 
         is_float = [jnp.issubdtype(x.dtype, jnp.floating) for x in arrays]
-        expected, of_arrays = jax.grad(loss, (0, 1), allow_int=True)(values()[0], arrays)
+        _, of_arrays = jax.grad(loss, (0, 1), allow_int=True)(values()[0], arrays)
+        expected = jax.grad(lambda x: jnp.sum(d * everywhere(FUNCTIONS[name], x)))(values()[0])
     outputs = elementwise.evaluate(derivative.program, (*values(), d), arrays)
     d_score, reads = derivative.split(outputs if isinstance(outputs, tuple) else (outputs,))
     np.testing.assert_allclose(np.broadcast_to(d_score, (M, N)), expected, rtol=1e-5, atol=1e-5)
@@ -165,6 +176,58 @@ def test_derivatives(name):
         tolerance = 1e-5 if arrays[number].dtype == jnp.float32 else 2e-2
         scale = np.abs(right).max(initial=1)
         np.testing.assert_allclose(sums[number], right, rtol=0, atol=tolerance * scale)
+
+
+@jax.custom_jvp
+def halved(x, y):
+    """A derivative that is not that of what it computes."""
+    return x * y
+
+
+halved.defjvps(lambda d, out, x, y: d / 2, lambda d, out, x, y: d * 3 * x)
+
+
+@jax.custom_vjp
+def straight_through(x):
+    return jnp.round(x)
+
+
+straight_through.defvjp(lambda x: (jnp.round(x), x), lambda x, d: (d * x,))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, b, h, q, k: halved(x, x) + TABLE[h, k],
+        lambda x, *at: straight_through(x) * x,
+        lambda x, *at: jax.nn.relu(x) + 2 * jax.nn.softplus(x) + jax.nn.relu6(3 * x),
+    ],
+)
+@pytest.mark.parametrize("score", [0.0, -1.5, 2.0, 60.0])
+def test_custom_derivatives(function, score):
+    """0 and 6 are where JAX's own functions need theirs."""
+    at = (*map(jnp.int32, (1, 2, 3, 4)),)
+    program, arrays = traced(function)
+    with jax.numpy_dtype_promotion("standard"):
+        expected = jax.grad(function)(jnp.float32(score), *at)
+    derivative = elementwise.derivative(program, "score")
+    operands = (jnp.float32(score), *at, jnp.float32(1))
+    outputs = elementwise.evaluate(derivative.program, operands, arrays)
+    d_score = outputs[0] if isinstance(outputs, tuple) else outputs
+    by_jax = jax.grad(lambda x: elementwise.evaluate(program, (x, *at), arrays))(jnp.float32(score))
+    np.testing.assert_allclose([d_score, by_jax], [expected] * 2, rtol=1e-6)
+
+
+def test_custom_derivative_of_a_known_array():
+    """What is computed outside of the program has its own derivative, too."""
+
+    def loss(learned):
+        function = lambda x, *at: x * straight_through(learned)[0]  # noqa: E731
+        program, arrays = traced(function)
+        return elementwise.evaluate(program, (jnp.float32(2), *at), arrays)
+
+    at = (*map(jnp.int32, (1, 2, 3, 4)),)
+    np.testing.assert_allclose(jax.grad(loss)(jnp.float32([1.5, 2])), [3, 0])
 
 
 def leaves():
@@ -229,16 +292,30 @@ def test_arrays_are_passed_once_and_numbers_not_at_all():
     assert Literal(0.5, "float32") in program.instructions[0].operands
 
 
-def test_kernels_of_equal_names_are_told_apart():
-    results = [in_triton(*traced(lambda x, *at, c=c: x * c)) for c in (2.0, 3.0)]
-    np.testing.assert_allclose(results[1], 1.5 * results[0], rtol=1e-6)
+def test_equal_constants():
+    """A program is found again in spite of NaN; zeros of different sign are not one."""
+    first, second = (traced(lambda x, *at: jnp.where(x > 0, x, jnp.nan))[0] for _ in range(2))
+    assert first == second
+    program, _ = traced(lambda x, *at: 1 / (x * 0.0) - 1 / (x * -0.0))
+    assert sum(x.op == "mul" for x in program.instructions) == 2
+
+
+def test_wide_integers():
+    """With 64-bit types enabled ids are int64."""
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        ids = jnp.arange(N) // 3
+        program, arrays = traced(lambda x, b, h, q, k: jnp.where(ids[q] == ids[k], x, 0.0))
+        assert arrays[0].dtype == jnp.int64
+        result = in_triton(program, arrays)
+    expected = np.where(np.arange(M)[:, None] // 3 == np.arange(N) // 3, values()[0], 0)
+    np.testing.assert_array_equal(result, expected)
 
 
 def test_no_float64_in_a_kernel():
     with jax.enable_x64(True):
         inputs = INPUTS | {"score": "float64"}
         program, _ = elementwise.trace("test", "function", lambda x, *at: x * 2, inputs, "float64")
-    with pytest.raises(NotImplementedError, match="mul of float64"):
+    with pytest.raises(NotImplementedError, match=r"mul of float64: .* write jnp\.float32"):
         elementwise.source(program, "function")
 
 
@@ -257,6 +334,15 @@ def test_no_float64_in_a_kernel():
             "got 'dot_general'",
         ),
         (lambda x, *at: x.astype(jnp.bfloat16), TypeError, "must return float32, got bfloat16"),
+        (lambda x, *at: (x, x), TypeError, "must return a scalar, got .ShapeDtypeStruct"),
+        (lambda x, *at: x + jnp.zeros(2), TypeError, "must return a scalar, got .*2,"),
+        (lambda x, *at: None, TypeError, "must return a scalar, got None"),
+        (lambda x, *at: at[0], TypeError, "must return float32, got int32"),
+        (
+            lambda x, *at: (jax.debug.print("{}", x), x)[1],
+            NotImplementedError,
+            "must have no side effects, got",
+        ),
         (lambda x: x, TypeError, "must take .score, b, h, q_idx, kv_idx., got a function of .x."),
     ],
 )

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -11,6 +12,7 @@ UNARY = {
     **{"abs": lax.abs, "ceil": lax.ceil, "cos": lax.cos, "erf": lax.erf, "exp": lax.exp},
     **{"exp2": lax.exp2, "expm1": lax.expm1, "floor": lax.floor, "is_finite": lax.is_finite},
     **{"log": lax.log, "log1p": lax.log1p, "logistic": lax.logistic, "neg": lax.neg},
+    **{"log2": jnp.log2, "stop_gradient": lax.stop_gradient},  # log2 is a primitive from jax 0.11
     **{"not": lax.bitwise_not, "rsqrt": lax.rsqrt, "sign": lax.sign, "sin": lax.sin},
     **{"sqrt": lax.sqrt, "square": lax.square, "tanh": lax.tanh},
 }
@@ -93,4 +95,27 @@ def _apply(instruction: Instruction, operands: list[Array], arrays: Sequence[Arr
         return lax.clamp(*operands)
     if op == "select_n":
         return lax.select_n(*operands)
+    if op == "custom_gradient":
+        return _with_gradient(params[0], *operands)
     return BINARY[op](*operands)
+
+
+def _with_gradient(rule: Program, value: Array, *operands: Array) -> Array:
+    """A value of which `rule` says the gradients with respect to the operands, all of one shape."""
+
+    @jax.custom_vjp
+    def result(value: Array, *operands: Array) -> Array:
+        return value
+
+    def backward(operands: tuple[Array, ...], d: Array) -> tuple[Array | None, ...]:
+        outputs = evaluate(rule, (*operands, d), ())
+        gradients = iter(outputs if isinstance(outputs, tuple) else (outputs,))
+        return None, *(
+            jnp.broadcast_to(next(gradients), d.shape)
+            if jnp.issubdtype(x.dtype, jnp.floating)
+            else None
+            for x in operands
+        )
+
+    result.defvjp(lambda value, *operands: (value, operands), backward)
+    return result(value, *operands)

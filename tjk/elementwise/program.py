@@ -5,14 +5,24 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Literal:
-    """A constant of a dtype."""
+    """A constant of a dtype. Unlike Python's numbers, NaN equals NaN, and 0.0 is not -0.0."""
 
     value: bool | int | float
     dtype: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Literal) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[str, str]:
+        return repr(self.value), self.dtype
 
 
 # A number counts the inputs first, then the instructions.
@@ -24,7 +34,9 @@ class Instruction:
     """One operation on scalars.
 
     Attributes:
-        op: a primitive's name in JAX, or "read": an element of array params[0].
+        op: a primitive's name in JAX; or "read": an element of array params[0]; or
+            "custom_gradient": its first operand, whose gradients with respect to the others that
+            are floats are the outputs of program params[0], of those others and of `d`.
         operands: of "read" an index for each axis, which is clamped to the array.
         dtype: of the result.
         params: of the operation.
@@ -89,6 +101,8 @@ class Builder:
             return Literal(False, "bool")
         if op == "select_n" and isinstance(operands[0], Literal):
             return operands[1 + int(operands[0].value)]
+        if op == "integer_pow" and params == (0,):
+            return literal(1, dtype)
         instruction = Instruction(op, operands, dtype, params)
         if instruction not in self._numbers:
             self._numbers[instruction] = len(self.inputs) + len(self._instructions)
@@ -138,8 +152,8 @@ class Builder:
 
 
 def literal(value: Any, dtype: Any) -> Literal:
-    """A constant, as Python's own number."""
+    """A constant, as Python's own number, rounded to the dtype."""
     name = str(jnp.dtype(dtype))
-    if name == "bool":
-        return Literal(bool(value), name)
-    return Literal(int(value) if "int" in name else float(value), name)
+    rounded = np.asarray(value).astype(jnp.dtype(dtype))
+    kind = bool if name == "bool" else int if "int" in name else float
+    return Literal(kind(rounded), name)

@@ -12,13 +12,14 @@ import triton.language as tl
 from kernels_triton import elementwise
 """
 
+# sin and cos compile to code with float64 instructions on NVIDIA's cards.
 _TEMPLATES = {
     **{"add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "neg": "-{0}"},
     **{"eq": "{0} == {1}", "ne": "{0} != {1}", "lt": "{0} < {1}", "le": "{0} <= {1}"},
     **{"gt": "{0} > {1}", "ge": "{0} >= {1}", "square": "{0} * {0}", "rem": "{0} % {1}"},
     **{"and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}", "not": "~{0}"},
     **{"shift_left": "{0} << {1}", "select_n": "tl.where({0}, {2}, {1})", "abs": "tl.abs({0})"},
-    **{"shift_right_logical": "{0} >> {1}", "shift_right_arithmetic": "{0} >> {1}"},
+    **{"shift_right_arithmetic": "{0} >> {1}", "log2": "tl.log2({0})"},
     **{"exp": "tl.exp({0})", "exp2": "tl.exp2({0})", "log": "tl.log({0})", "sin": "tl.sin({0})"},
     **{"cos": "tl.cos({0})", "erf": "tl.erf({0})", "sqrt": "tl.sqrt_rn({0})"},
     **{"rsqrt": "tl.rsqrt({0})", "floor": "tl.floor({0})", "ceil": "tl.ceil({0})"},
@@ -28,6 +29,8 @@ _TEMPLATES = {
     "is_finite": 'tl.abs({0}) < float("inf")',
 }
 _NAN = "propagate_nan=tl.PropagateNan.ALL"
+# Operations that matter to gradients alone.
+_SAME = ("custom_gradient", "stop_gradient")
 _ROUND = ("elementwise.round_away({0})", "elementwise.round_even({0})")
 _HALF = ("bfloat16", "float16")
 _TYPES = {"bool": "int1"}
@@ -50,6 +53,9 @@ def source(program: Program, name: str) -> str:
         return _literal(x) if isinstance(x, Literal) else text[x]
 
     for number, instruction in program.numbered():
+        if instruction.op in _SAME:
+            text[number] = operand(instruction.operands[0])
+            continue
         text[number] = f"x{number}"
         lines.append(f"    x{number} = {_expression(program, instruction, operand)}")
     results = [
@@ -81,15 +87,23 @@ def offset(shape: tuple[int, ...], indices: list[str]) -> str:
 def _expression(program: Program, instruction: Instruction, operand) -> str:
     op, dtype = instruction.op, instruction.dtype
     operands = [operand(x) for x in instruction.operands]
-    if "64" in dtype:
-        raise NotImplementedError(f"{op} of {dtype}: kernels compute in at most 32 bits")
+    computed = [program.dtype(x) for x in instruction.operands if not isinstance(x, Literal)]
+    if "float64" in (dtype, *computed):
+        raise NotImplementedError(
+            f"{op} of float64: kernels compute in float32; with jax_enable_x64 write "
+            "jnp.float32(0.5) for Python's 0.5 where it meets integers"
+        )
     triton = f"tl.{_TYPES.get(dtype, dtype)}"
     if op == "read":
         (number,) = instruction.params
         loaded = f"tl.load(a{number}_ptr + {offset(program.arrays[number][0], operands)})"
         return f"{loaded} != 0" if dtype == "bool" else loaded
     if op == "convert_element_type":
-        return f"{operands[0]} != 0" if dtype == "bool" else f"({operands[0]}).to({triton})"
+        if dtype == "bool":
+            return f"{operands[0]} != 0"
+        # Triton 3.9's interpreter takes integers for the bits of a bfloat16.
+        first = ".to(tl.float32)" if dtype == "bfloat16" and "float" not in computed[0] else ""
+        return f"{operands[0]}{first}.to({triton})"
     if op == "bitcast_convert_type":
         return f"{operands[0]}.to({triton}, bitcast=True)"
     # 16-bit floats: each result is rounded, as in JAX.
@@ -104,12 +118,15 @@ def _expression(program: Program, instruction: Instruction, operand) -> str:
 def _computed(instruction: Instruction, operands: list[str], dtype: str) -> str:
     op = instruction.op
     floating = "float" in dtype
+    nan = f", {_NAN}" if floating else ""
     if op in ("max", "min"):
-        more = f", {_NAN}" if floating else ""
-        return f"tl.{op}imum({operands[0]}, {operands[1]}{more})"
+        return f"tl.{op}imum({operands[0]}, {operands[1]}{nan})"
     if op == "clamp":
         low, x, high = operands
-        return f"tl.minimum(tl.maximum({x}, {low}), {high})"
+        return f"tl.minimum(tl.maximum({x}, {low}{nan}), {high}{nan})"
+    if op == "shift_right_logical":
+        x, count = (f"tl.cast({x}, tl.u{dtype.removeprefix('u')})" for x in operands)
+        return f"({x} >> {count}).to(tl.{dtype})"
     if op == "div":
         return f"{operands[0]} {'/' if floating else '//'} {operands[1]}"
     if op == "round":

@@ -1,5 +1,6 @@
 """From a JAX function of scalars to a program."""
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,15 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Var, jaxpr_as_fun
 from jax.extend.core import Literal as JaxLiteral
 
-from tjk.elementwise.evaluate import BINARY, OTHER, SUPPORTED, UNARY
-from tjk.elementwise.program import Builder, Literal, Operand, Program, literal
+from tjk.elementwise.evaluate import BINARY, OTHER, SUPPORTED, UNARY, evaluate
+from tjk.elementwise.program import Builder, Instruction, Literal, Operand, Program, literal
 
 # Operations that only call what they hold.
-_CALLS = ("checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call")
-_CALLS += ("custom_vjp_call_jaxpr", "jit", "pjit", "remat", "remat2")
+_CALLS = ("checkpoint", "closed_call", "core_call", "jit", "pjit", "remat", "remat2")
+# The same, of functions that say themselves what their derivative is.
+_CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 # More scalars than that in one array are no index, but a mistake.
 _MOST_SCALARS = 64
 
@@ -49,7 +51,8 @@ def trace(
     """The program of a function, and the arrays that it reads.
 
     The function takes scalars and returns one. Arrays that it closes over are read at scalar
-    indices; what it computes from them alone is computed once, outside of the program.
+    indices; what it computes from them alone is computed once, outside of the program. Gradients
+    are those of `jax.custom_jvp` and `jax.custom_vjp` where it calls functions that have them.
 
     Args:
         op: the public function's name.
@@ -75,7 +78,7 @@ def trace(
         raise TypeError(f"{where} must return a scalar, got {shapes}")
     if not _fits(shapes, result):
         raise TypeError(f"{where} must return {result}, got {shapes.dtype}")
-    tracer = _Tracer(where, tuple(inputs.items()))
+    tracer = _Tracer(where, tuple(inputs.items()), differentiable=True)
     (output,) = tracer.run(closed, [np.array(i, object) for i in range(len(inputs))])
     number = tracer.scalar(output)
     if shapes.dtype != result:
@@ -86,12 +89,15 @@ def trace(
 def trace_outputs(
     function: Callable[..., Any], program: Program, more: tuple[tuple[str, str], ...]
 ) -> Program:
-    """A function of a program's inputs, some more, and the program's arrays, of several outputs."""
+    """A function of a program's inputs, some more, and the program's arrays, of several outputs.
+
+    The program that it makes is not differentiated again.
+    """
     inputs = (*program.inputs, *more)
     scalars = [jax.ShapeDtypeStruct((), jnp.dtype(dtype)) for _, dtype in inputs]
     structs = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in program.arrays]
     closed = jax.make_jaxpr(function)(*scalars, structs)
-    tracer = _Tracer("derivative", inputs)
+    tracer = _Tracer("derivative", inputs, differentiable=False)
     tracer.builder.arrays.extend(program.arrays)
     views = [_whole(i, len(shape)) for i, (shape, _) in enumerate(program.arrays)]
     outputs = tracer.run(closed, [*(np.array(i, object) for i in range(len(inputs))), *views])
@@ -122,8 +128,9 @@ def _fits(shape: Any, result: str) -> bool:
 class _Tracer:
     """Interprets a jaxpr whose values are numbers in a program."""
 
-    def __init__(self, where: str, inputs: tuple[tuple[str, str], ...]):
+    def __init__(self, where: str, inputs: tuple[tuple[str, str], ...], differentiable: bool):
         self.where = where
+        self.differentiable = differentiable
         self.builder = Builder(inputs)
         self.arrays: list[Array] = []
         self._numbers: dict[int, int] = {}
@@ -147,20 +154,21 @@ class _Tracer:
 
     def _equation(self, equation: JaxprEqn, values: list[_Value]) -> list[_Value]:
         name, params = equation.primitive.name, equation.params
-        if name in _CALLS:
+        is_known = not any(isinstance(x, _View) or _is_scalars(x) for x in values)
+        if name in _CALLS or (name in _CUSTOM and not is_known):
             inner = next(
                 params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in params
             )
             consts = getattr(inner, "consts", ())
-            return self._run(getattr(inner, "jaxpr", inner), consts, values)
-        if not any(isinstance(x, _View) or _is_scalars(x) for x in values):
+            results = self._run(getattr(inner, "jaxpr", inner), consts, values)
+            if name in _CUSTOM and self.differentiable:
+                return self._with_gradients(equation, values, results)
+            return results
+        if is_known:
             # Numbers stay numbers, also while an outer function is traced.
-            if any(isinstance(x, jax.core.Tracer) for x in values):
-                results = equation.primitive.bind(*map(jnp.asarray, values), **params)
-            else:
-                with jax.ensure_compile_time_eval():
-                    results = equation.primitive.bind(*map(jnp.asarray, values), **params)
-            return list(results) if equation.primitive.multiple_results else [results]
+            is_traced = any(isinstance(x, jax.core.Tracer) for x in values)
+            with contextlib.nullcontext() if is_traced else jax.ensure_compile_time_eval():
+                return _alone(equation)(*map(jnp.asarray, values))
         if name in ("dynamic_slice", "gather", "slice") and not _is_scalars(values[0]):
             return [getattr(self, f"_{name}")(values[0], values[1:], params)]
         if isinstance(values[0], _View) and name == "squeeze":
@@ -181,13 +189,61 @@ class _Tracer:
             operands = tuple(x[index] for x in scalars)
             if name == "convert_element_type":
                 result[index] = self.convert(operands[0], dtype)
+            elif name == "pow":  # of which the exponent may be an integer
+                result[index] = self._add(
+                    name, (operands[0], self.convert(operands[1], dtype)), dtype
+                )
             elif name == "one_minus_square":
                 one = literal(1, dtype)
-                factors = (self.builder.add(op, (one, *operands), dtype) for op in ("sub", "add"))
-                result[index] = self.builder.add("mul", tuple(factors), dtype)
+                factors = (self._add(op, (one, *operands), dtype) for op in ("sub", "add"))
+                result[index] = self._add("mul", tuple(factors), dtype)
             else:
-                result[index] = self.builder.add(name, operands, dtype, *extra)
+                result[index] = self._add(name, operands, dtype, *extra)
         return [result]
+
+    def _add(self, op: str, operands: tuple[Operand, ...], dtype: str, *params: Any) -> Operand:
+        """An instruction, or of constants the constant that it makes."""
+        if not all(isinstance(x, Literal) for x in operands):
+            return self.builder.add(op, operands, dtype, *params)
+        program = Program((), (), (Instruction(op, operands, dtype, params),), (0,))
+        with jax.ensure_compile_time_eval():
+            return literal(evaluate(program, (), ()), dtype)
+
+    def _with_gradients(
+        self, equation: JaxprEqn, values: list[_Value], results: list[_Value]
+    ) -> list[_Value]:
+        """The results of a function with the gradients that it defines."""
+        shapes = [x.aval for x in (*equation.invars, *equation.outvars)]
+        if any(shape.shape for shape in shapes):
+            self._refuse(f"{equation.primitive.name} of arrays")
+        inputs = tuple((f"x{i}", str(x.aval.dtype)) for i, x in enumerate(equation.invars))
+        floats = [i for i, (_, dtype) in enumerate(inputs) if jnp.issubdtype(dtype, jnp.floating)]
+        function = _alone(equation)
+        operands = tuple(map(self.scalar, values))
+        ruled = []
+        for number, (variable, result) in enumerate(zip(equation.outvars, results, strict=True)):
+            dtype = str(variable.aval.dtype)
+            if not floats or not jnp.issubdtype(dtype, jnp.floating):
+                ruled.append(result)
+                continue
+
+            def gradients(*arguments: Array, number: int = number) -> tuple[Array, ...]:
+                *primals, d, _ = arguments
+
+                def output(*variables: Array) -> Array:
+                    merged = dict(enumerate(primals)) | dict(zip(floats, variables))
+                    return function(*merged.values())[number]
+
+                return jax.vjp(output, *(primals[i] for i in floats))[1](d)
+
+            rule = trace_outputs(gradients, Program(inputs, (), (), ()), (("d", dtype),))
+            if rule.arrays:
+                self._refuse(f"{equation.primitive.name} whose derivative reads arrays")
+            operand = self.builder.add(
+                "custom_gradient", (self.scalar(result), *operands), dtype, rule
+            )
+            ruled.append(np.array(operand, object))
+        return ruled
 
     def scalar(self, value: _Value) -> Operand:
         """The operand that a value of shape () is."""
@@ -332,6 +388,16 @@ class _Tracer:
         if name in ("copy", "optimization_barrier", "pcast", "pvary"):
             return [self._scalars(x) for x in values]
         return None
+
+
+def _alone(equation: JaxprEqn) -> Callable[..., list[Array]]:
+    """An equation as a function of its operands."""
+    operands = [Var(x.aval) for x in equation.invars]
+    results = [Var(x.aval) for x in equation.outvars]
+    equation = equation.replace(invars=operands, outvars=results)
+    names = DebugInfo("equation", equation.primitive.name, None, None)
+    jaxpr = Jaxpr((), operands, results, [equation], equation.effects, names)
+    return jaxpr_as_fun(ClosedJaxpr(jaxpr, ()))
 
 
 def _whole(number: int, rank: int) -> _View:

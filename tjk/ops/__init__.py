@@ -3,6 +3,7 @@
 from tjk.ops import masks
 from tjk.ops.attention import flash_attention, flex_attention
 from tjk.ops.convolution import causal_conv1d, causal_conv1d_step
+from tjk.ops.decode import decode_attention
 from tjk.ops.delta_rule import gated_delta_rule, gated_delta_rule_step
 from tjk.ops.grouped import grouped_matmul
 from tjk.ops.linear import linear_scan, linear_scan_step
@@ -21,6 +22,7 @@ __all__ = [
     "ExpertOrder",
     "causal_conv1d",
     "causal_conv1d_step",
+    "decode_attention",
     "flash_attention",
     "flex_attention",
     "gated_delta_rule",

@@ -198,7 +198,9 @@ def hooked_tile(kernel: Kernel, products: Products, whole: Tile, *, has_score: b
         has_score: whether there is a score, with its derivative in the backward pass.
     """
     if kernel == "forward":
-        return dataclasses.replace(whole, num_warps=8) if whole.block_m == 128 else whole
+        stages = min(2, whole.num_stages) if has_score else whole.num_stages
+        warps = 8 if whole.block_m == 128 else whole.num_warps
+        return dataclasses.replace(whole, num_warps=warps, num_stages=stages)
     if has_score and products == "tf32":
         return dataclasses.replace(whole, block_n=max(16, whole.block_n // 2))
     return dataclasses.replace(whole, block_m=min(32, whole.block_m)) if has_score else whole

@@ -28,11 +28,11 @@ def decode(
         soft_cap: c of the logits c tanh(x / c); None is none.
     """
     T, S = query.shape[1], key.shape[1]
-    s = jnp.arange(S, dtype=jnp.int32)
-    position = jnp.clip(lengths, 0, S)[:, None, None, None] - T + jnp.arange(T)[:, None]
+    s, t = jnp.arange(S, dtype=jnp.int32), jnp.arange(T, dtype=jnp.int32)
+    position = jnp.clip(lengths, 0, S)[:, None, None, None] - T + t[:, None]
     visible = s <= position
     if left is not None:
-        visible &= s >= position - left
+        visible &= s >= position - min(left, S)  # int32
 
     def score(logits: Array, *_: Array) -> Array:
         return logits if soft_cap is None else soft_cap * jnp.tanh(logits / soft_cap)

@@ -5,6 +5,7 @@ Each tile was found by compiling: it spills no register on any architecture. Non
 
 import dataclasses
 
+from tjk.executors.architectures import SHARED_MEMORY
 from tjk.launch import Arch
 from tjk.ops.attention.tiles import split_width
 from tjk.precision import Products
@@ -21,16 +22,26 @@ class Tile:
 
 
 def tile(products: Products, widths: tuple[int, int], rows: int, arch: Arch | None) -> Tile:
-    """The tile for widths H and V and so many rows: T N / K."""
-    block_m = min(max(16, 1 << (rows - 1).bit_length()), 64)
-    width = max(sum(split_width(width)) for width in widths)
-    return Tile(block_m, 64 if width <= 128 else 32, 4, 3)
+    """The tile for widths H and V and so many rows, T N / K."""
+    parts = [split_width(width) for width in widths]
+    # Larger accumulators spill, and 64 rows of TF32 products make sm_90 copy single words.
+    most = 16 if products == "ieee" else 32
+    if products == "16-bit" and max(map(sum, parts)) <= 128:
+        most = 64
+    block_m = min(max(16, 1 << (rows - 1).bit_length()), most)
+    # Bytes of keys and values in a step. Three stages hold two steps in shared memory, and a second
+    # program must fit beside them.
+    is_large = SHARED_MEMORY.get(arch, 0) >= 2**17 and products != "ieee"
+    step = 2**15 if is_large else 2**14
+    row = sum(map(sum, parts)) * (2 if products == "16-bit" else 4)
+    block_n = max(16, min(1 << (step // row).bit_length() - 1, 128))
+    return Tile(block_m, block_n, 4, 2 if isinstance(arch, str) else 3)
 
 
 def choose_splits(programs: int, tiles: int, multiprocessors: int) -> int:
     """In how many parts each of `programs` goes through its `tiles` of keys.
 
-    Two programs for each multiprocessor are enough to read as fast as the memory can; more would
-    only add parts to combine.
+    Two programs for each multiprocessor: one computes while the other waits for its copies, and
+    more would only add parts to combine.
     """
     return max(1, min(-(-2 * multiprocessors // max(programs, 1)), tiles))

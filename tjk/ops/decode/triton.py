@@ -97,6 +97,7 @@ def parts_launch(
 def combine_launch(output: Array, logsumexp: Array, dtype: jnp.dtype) -> Launch:
     """The launch that makes output (B, T, N, V) and logsumexp (B, T, N) of those of the parts."""
     B, splits, T, N, V = output.shape
+    block_v = 1 << (V - 1).bit_length()
     outputs = (
         jax.ShapeDtypeStruct((B, T, N, V), dtype),
         jax.ShapeDtypeStruct((B, T, N), jnp.float32),
@@ -107,7 +108,7 @@ def combine_launch(output: Array, logsumexp: Array, dtype: jnp.dtype) -> Launch:
         scalars=(splits, T * N),
         outputs=outputs,
         grid=(B * T * N,),
-        constexprs={"V": V, "BLOCK_S": 16, "BLOCK_V": 1 << (V - 1).bit_length()},
+        constexprs={"V": V, "BLOCK_S": min(4096 // block_v, 32), "BLOCK_V": block_v},
         batched=True,
         bytes=_bytes(output, logsumexp, *outputs),
         arch=executors.architecture(),
