@@ -71,6 +71,12 @@ class Program:
             number in self.outputs
         )
 
+    @property
+    def is_double(self) -> bool:
+        """Whether it computes in float64, which kernels do not."""
+        dtypes = (*(dtype for _, dtype in self.inputs), *(x.dtype for x in self.instructions))
+        return "float64" in dtypes
+
     def numbered(self) -> Iterator[tuple[int, Instruction]]:
         """The instructions with their numbers as operands."""
         return enumerate(self.instructions, len(self.inputs))

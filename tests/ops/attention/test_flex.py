@@ -283,6 +283,20 @@ def test_arrays_of_an_outer_trace(implementation):
         np.testing.assert_allclose(slope, gradient.sum(), rtol=3e-2, atol=2e-3)
 
 
+def test_a_function_in_float64_is_for_xla():
+    """With jax_enable_x64 Python's 0.5 times an integer is one."""
+
+    def score_mod(score, b, h, q_idx, kv_idx):
+        return score + (0.5 * (q_idx - kv_idx)).astype(score.dtype)
+
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        default = flex_attention(ONES, ONES, ONES, score_mod=score_mod)
+        named = flex_attention(ONES, ONES, ONES, score_mod=score_mod, implementation="xla")
+        np.testing.assert_array_equal(default, named)
+        with pytest.raises(NotImplementedError, match="a function that computes in float64"):
+            flex_attention(ONES, ONES, ONES, score_mod=score_mod, implementation="triton")
+
+
 ONES = jnp.ones((1, 8, 1, 16))
 
 

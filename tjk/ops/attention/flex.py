@@ -96,7 +96,8 @@ def flex_attention(
         ValueError: for a shape or value that does not fit; for "triton" lowered for a CPU without
             the interpreter.
         NotImplementedError: for a function with an operation that is not supported, or with side
-            effects; for "triton" with a width above 256.
+            effects; for "triton" with a width above 256, or a function that computes in float64 (as
+            Python's 0.5 times an integer does with jax_enable_x64).
 
     Example:
         >>> import jax
@@ -125,8 +126,12 @@ def flex_attention(
     elif mask_mod is not None:
         kinds = masks.kinds(modifiers["mask"], operands.mask_arrays, B, N, T, S)
         operands = operands._replace(kinds=kinds)
+    is_double = any(program.is_double for program in modifiers.values())
     options = Options(
-        implementation=choose(_OP, implementation, query, value),
+        implementation=choose(
+            *(_OP, implementation, query, value),
+            **{"a function that computes in float64": is_double and query.dtype != jnp.float64},
+        ),
         scale=1 / math.sqrt(H) if scale is None else float(scale),
         precision=resolve(_OP, precision),
         modifiers=Modifiers(**modifiers),
