@@ -32,8 +32,9 @@ def native() -> Iterator[concurrent.futures.ProcessPoolExecutor]:
     Interpreter and compiler exclude each other in a process. The function must be one of a module.
     """
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment |= {"JAX_PLATFORMS": "cpu", "JAX_NUMPY_DTYPE_PROMOTION": "strict"}
     context = multiprocessing.get_context("spawn")
-    with mock.patch.dict(os.environ, environment | {"JAX_PLATFORMS": "cpu"}, clear=True):
+    with mock.patch.dict(os.environ, environment, clear=True):
         pool = concurrent.futures.ProcessPoolExecutor(1, mp_context=context)
         pool.submit(os.getpid).result()  # the process starts now, in this environment
     with pool:

@@ -27,7 +27,7 @@ def _launches(arch, dtype, shape, *, varying=False, flags=False) -> list[Launch]
     def loss(a, x, ids):
         options = {"implementation": "triton"}
         if flags:
-            state = jnp.zeros((B, D), jnp.result_type(dtype, jnp.float32))
+            state = jnp.zeros((B, D), "float32")
             options |= {"segment_ids": ids, "reverse": True, "initial_state": state}
         return jnp.sum(jnp.real(linear_scan(a, x, **options)).astype(jnp.float32))
 
