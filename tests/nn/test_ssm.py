@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bench.suites.ssm import DEFINITION
+from tests.nn.by_hand import affine, disturbed, gelu, normalized, sigmoid, silu, softplus
 from tests.numerics import assert_within_budget
 from tjk.nn import ssm
 from tjk.nn.cells import CELLS
@@ -42,42 +43,13 @@ SMALL = {
 @functools.cache
 def parameters(cell):
     """Every parameter random, so that none is without effect."""
-    params = ssm.init(jax.random.key(0), SMALL[cell])
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    noisy = [x + 0.1 * jax.random.normal(k, x.shape, x.dtype) for x, k in zip(leaves, keys)]
-    return jax.tree.unflatten(tree, noisy)
+    return disturbed(ssm.init(jax.random.key(0), SMALL[cell]), 0.1)
 
 
 @functools.cache
 def example(shape=(2, 7, 3)):
     """Numbers that bfloat16 can hold, so that every dtype has the same right result."""
     return jax.random.normal(jax.random.key(2), shape, jnp.bfloat16).astype(jnp.float32)
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def silu(x):
-    return x * sigmoid(x)
-
-
-def softplus(x):
-    return np.log1p(np.exp(x))
-
-
-def gelu(x):
-    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
-
-def affine(p, x):
-    return x @ p["weight"] + p.get("bias", 0)
-
-
-def normalized(p, x, epsilon):
-    x = x - x.mean(-1, keepdims=True)
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * p["scale"] + p["bias"]
 
 
 def rms(p, x, epsilon):

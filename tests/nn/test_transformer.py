@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.nn.by_hand import disturbed, float64, normalized, relative_error, transformer_block
 from tests.numerics import assert_within_budget
 from tjk.nn import transformer
 from tjk.nn.layers import init_layer_norm, init_linear, layer_norm, linear
@@ -23,54 +24,21 @@ def ieee_products():
 SMALL = transformer.Config(width=24, heads=2, blocks=2, mlp_width=40)
 
 
-def perturbed(config, seed=0):
+def perturbed(config):
     """Parameters in which no bias is zero and no scale one, so that each of them shows."""
-    params = transformer.init(jax.random.key(seed), config)
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
-    noisy = [x + 0.3 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys)]
-    return jax.tree.unflatten(tree, noisy)
+    return disturbed(transformer.init(jax.random.key(0), config), 0.3)
 
 
 def example(shape=(2, 7, 24), seed=2):
     return jax.random.normal(jax.random.key(seed), shape)
 
 
-def norm_by_hand(p, x, epsilon):
-    mean = x.mean(-1, keepdims=True)
-    variance = ((x - mean) ** 2).mean(-1, keepdims=True)
-    return (x - mean) / np.sqrt(variance + epsilon) * p["scale"] + p["bias"]
-
-
 def by_hand(params, config, x):
-    """The formula of the module's docstring, one head of one sequence at a time."""
-    params = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
+    """The formula of the module's docstring."""
     x = np.asarray(x, np.float64)
-    head_width = config.width // config.heads
-    for p in params.values():
-
-        def project(name, n, p=p):
-            return n @ p[name]["weight"] + p[name]["bias"]
-
-        n = norm_by_hand(p["norm_attention"], x, config.epsilon)
-        query, key, value = (project(name, n) for name in ("query", "key", "value"))
-        attended = np.empty_like(x)
-        for b in range(len(x)):
-            for head in range(config.heads):
-                columns = slice(head * head_width, (head + 1) * head_width)
-                q, k, v = (a[b][:, columns] for a in (query, key, value))
-                weights = np.exp(q @ k.T / np.sqrt(head_width))
-                attended[b][:, columns] = weights / weights.sum(-1, keepdims=True) @ v
-        x = x + project("output", attended)
-        n = norm_by_hand(p["norm_mlp"], x, config.epsilon)
-        h = project("mlp_in", n)
-        h = h / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
-        x = x + project("mlp_out", h)
+    for p in float64(params).values():
+        x = transformer_block(p, config, x)
     return x
-
-
-def relative_error(x, expected):
-    return np.abs(np.asarray(x).astype(np.float64) - expected).max() / np.abs(expected).max()
 
 
 def softmax_attention(query, key, value):
@@ -185,7 +153,7 @@ def test_sequences_of_a_batch_do_not_see_each_other():
 def test_layer_norm_keeps_statistics_in_float32():
     x = (100 + example((4, 256))).astype(jnp.bfloat16)
     params = init_layer_norm(256)
-    expected = norm_by_hand(
+    expected = normalized(
         {"scale": 1.0, "bias": 0.0}, np.asarray(x).astype(np.float64), epsilon=1e-6
     )
     output = layer_norm(params, x, epsilon=1e-6)

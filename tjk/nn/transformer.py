@@ -15,6 +15,7 @@ Xiong et al.: On Layer Normalization in the Transformer Architecture (pre-norm),
 https://arxiv.org/abs/2002.04745
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -76,10 +77,11 @@ def init(key: Array, config: Config) -> dict[str, dict[str, Params]]:
         (in, out) and "bias" (out,).
     """
     keys = jax.random.split(key, config.blocks)
-    return {f"block_{i}": _init_block(keys[i], config) for i in range(config.blocks)}
+    return {f"block_{i}": init_block(keys[i], config) for i in range(config.blocks)}
 
 
-def _init_block(key: Array, config: Config) -> dict[str, Params]:
+def init_block(key: Array, config: Config) -> dict[str, Params]:
+    """Random parameters of one block: see `init`."""
     keys = iter(jax.random.split(key, 6))
     width, mlp_width = config.width, config.mlp_width
     return {
@@ -135,16 +137,27 @@ def apply(
             raise TypeError(f"transformer.apply: {name} must be floating, got {jnp.dtype(given)}")
     x = x.astype(dtype)
     for i in range(config.blocks):
-        x = _block(params[f"block_{i}"], config, x, implementation)
+        x = block(params[f"block_{i}"], config, x, implementation=implementation)
     return x
 
 
-def _block(
-    params: dict[str, Params], config: Config, x: Array, implementation: Implementation
+def block(
+    params: dict[str, Params],
+    config: Config,
+    x: Array,
+    *,
+    implementation: Implementation,
+    modulate: Callable[[str, Array], Array] = lambda name, n: n,
 ) -> Array:
+    """One block, (B, T, D) -> (B, T, D).
+
+    `modulate` is a function of a norm's name ("norm_attention", "norm_mlp") and output, (B, T, D),
+    whose result takes the output's place.
+    """
     # Three projections, not one fused: each output is contiguous, as a kernel wants its operand.
     heads = (*x.shape[:2], config.heads, config.width // config.heads)
     n = layer_norm(params["norm_attention"], x, epsilon=config.epsilon)  # (B, T, D)
+    n = modulate("norm_attention", n)
     query = linear(params["query"], n).reshape(heads)  # (B, T, N, H)
     key = linear(params["key"], n).reshape(heads)  # (B, T, N, H)
     value = linear(params["value"], n).reshape(heads)  # (B, T, N, H)
@@ -152,5 +165,6 @@ def _block(
     x = x + linear(params["output"], attended.reshape(x.shape))  # (B, T, D)
 
     n = layer_norm(params["norm_mlp"], x, epsilon=config.epsilon)  # (B, T, D)
+    n = modulate("norm_mlp", n)
     hidden = jax.nn.gelu(linear(params["mlp_in"], n))  # (B, T, F)
     return x + linear(params["mlp_out"], hidden)  # (B, T, D)

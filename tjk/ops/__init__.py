@@ -8,6 +8,7 @@ from tjk.ops.delta_rule import gated_delta_rule, gated_delta_rule_step
 from tjk.ops.grouped import grouped_matmul
 from tjk.ops.linear import linear_scan, linear_scan_step
 from tjk.ops.moe import moe_mlp
+from tjk.ops.normalization import group_norm
 from tjk.ops.routing import (
     ExpertOrder,
     load_balance_loss,
@@ -27,6 +28,7 @@ __all__ = [
     "flex_attention",
     "gated_delta_rule",
     "gated_delta_rule_step",
+    "group_norm",
     "grouped_matmul",
     "linear_scan",
     "linear_scan_step",
