@@ -15,12 +15,14 @@ from bench.check import Checker
 from bench.measure import measure
 from bench.report import report
 from bench.suites import SUITES, key, ssm
+from bench.whole_file import FileError, check_writable
 
 IMPLEMENTATIONS = tuple(dict.fromkeys(i for s in SUITES.values() for i in s.IMPLEMENTATIONS))
 
 DESCRIPTION = "Times the model suites, ours against plain JAX's, and prints tables."
 EPILOG = """\
---suite, --dtype, --tokens, --batch, --model-dim, --cell and --implementation may be repeated.
+--suite, --dtype, --tokens, --resolution, --batch, --model-dim, --cell and --implementation may be
+repeated.
 Exit status: 0 when a row was measured and no check failed; 1 when none was, or a result was
 outside its error budget; 2 for options or files that cannot be used; 130 when interrupted.
 docs/benchmark.md describes the method and the file."""
@@ -50,37 +52,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.resume and options.out.exists():
             rows = store.rows_to_continue(options.out, document)
         if options.out is not None and not options.dry_run:
-            store.check_writable(options.out)
-    except store.FileError as error:
+            check_writable(options.out)
+    except FileError as error:
         parser.error(str(error))
     todo = [case for case in cases if "median_ms" not in rows.get(key(case), {})]
     if options.dry_run:
         print(_plan(cases, todo))
         return 0
     try:
-        _run(todo, rows, document, options)
+        _run(cases, todo, rows, document, options)
     except KeyboardInterrupt:
         print("interrupted: --resume continues", file=sys.stderr)
         return 130
+    except FileError as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 2
     print(report(document, other, str(options.compare)))
     return _status(document["results"])
 
 
 def _run(
+    cases: list[Case],
     todo: list[Case],
     rows: dict[tuple, dict[str, Any]],
     document: store.Document,
     options: argparse.Namespace,
 ) -> None:
-    document["results"] = list(rows.values())
     checker = Checker()
-    progress = tqdm(todo, unit="row", file=sys.stderr)
-    for case in progress:
-        progress.set_postfix_str(" ".join(str(value) for value in key(case)))
-        rows[key(case)] = measure(case, options.samples, checker)
-        document["results"] = list(rows.values())
-        if options.out is not None:
-            store.write(options.out, document)
+    document["results"] = list(rows.values())
+    with tqdm(total=len(todo), unit="row", file=sys.stderr) as progress:
+        for group in _groups(todo):
+            progress.set_postfix_str(" ".join(str(value) for value in _case_key(group[0])))
+            rows |= {key(row): row for row in measure(group, options.samples, checker)}
+            document["results"] = [rows[key(case)] for case in cases if key(case) in rows]
+            if options.out is not None:
+                store.write(options.out, document)
+            progress.update(len(group))
+
+
+def _groups(cases: list[Case]) -> list[list[Case]]:
+    """The cases that differ in the implementation only, together, in the order of their first."""
+    groups: dict[tuple, list[Case]] = {}
+    for case in cases:
+        groups.setdefault(_case_key(case), []).append(case)
+    return list(groups.values())
+
+
+def _case_key(case: Case) -> tuple:
+    return key(case, without=(SUITES[case["suite"]].KEY,))
 
 
 def _status(rows: list[dict[str, Any]]) -> int:
@@ -95,6 +114,7 @@ def _selection(options: argparse.Namespace) -> Selection:
         full=full,
         dtypes=tuple(dict.fromkeys(options.dtype)),
         tokens=tuple(dict.fromkeys(options.tokens)),
+        resolutions=tuple(dict.fromkeys(options.resolution)),
         batch=tuple(dict.fromkeys(options.batch)),
         model_dim=tuple(dict.fromkeys(options.model_dim)),
         cells=tuple(dict.fromkeys(options.cell)),
@@ -152,8 +172,9 @@ def _listing() -> str:
         lines.append(f"suite {name}: {suite.KEY} {', '.join(suite.IMPLEMENTATIONS)}")
         for matrix, full in (("full", True), ("quick", False)):
             cases = list(suite.cases(Selection(full=full)))
-            tokens = dict.fromkeys(str(case["tokens"]) for case in cases)
-            lines.append(f"  {matrix}: {len(cases)} rows, tokens {', '.join(tokens)}")
+            size = "tokens" if "tokens" in suite.FIELDS else "resolution"
+            sizes = dict.fromkeys(str(case[size]) for case in cases)
+            lines.append(f"  {matrix}: {len(cases)} rows, {size} {', '.join(sizes)}")
     return "\n".join(lines)
 
 
@@ -181,6 +202,7 @@ def _parser() -> argparse.ArgumentParser:
     select("--suite", "models to time (default: all)", choices=tuple(SUITES))
     select("--dtype", "of activations and operands (default: both)", choices=DTYPES)
     select("--tokens", "number of tokens, both operations", type=_positive, metavar="T")
+    select("--resolution", "of images, both operations", type=_positive, metavar="R")
     select("--batch", "batch size, of suites that have one", type=_positive, metavar="B")
     select("--model-dim", "model width (default: the suite's)", type=_positive, metavar="D")
     select("--cell", "of the ssm suite (default: all)", choices=ssm.CELLS)
@@ -197,7 +219,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dry-run", action="store_true", help="list what would run, run nothing")
     parser.add_argument("--list", action="store_true", help="list suites and implementations")
     parser.add_argument(
-        "--compare", type=Path, metavar="FILE", help="add the columns of another result file"
+        "--compare", type=Path, metavar="FILE", help="compare with every row of another result file"
     )
     return parser
 

@@ -21,6 +21,7 @@ class Selection:
     full: bool
     dtypes: tuple[str, ...] = ()
     tokens: tuple[int, ...] = ()
+    resolutions: tuple[int, ...] = ()
     batch: tuple[int, ...] = ()
     model_dim: tuple[int, ...] = ()
     cells: tuple[str, ...] = ()
@@ -38,6 +39,7 @@ class Problem:
         measured: the model in the case's dtype and implementation.
         plain: the same model in the same dtype, in plain JAX.
         exact: the same model by its definition, to be run on float64 copies.
+        learning_rate: of the train_step's gradient descent, which must not diverge.
     """
 
     params: Any
@@ -45,3 +47,4 @@ class Problem:
     measured: Model
     plain: Model
     exact: Model
+    learning_rate: float = 1e-2

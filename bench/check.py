@@ -52,7 +52,7 @@ class Checker:
         exact = self._exact[group]
         group = key(case, without=(implementation,))
         if group not in self._plain_errors:
-            plain = _run(case["op"], problem.plain, problem.params, problem.inputs)
+            plain = _run(case["op"], problem, problem.plain, problem.params, problem.inputs)
             self._plain_errors[group] = _errors(plain, exact)
         epsilon = _epsilon(case["dtype"], jax.default_backend())
         bounds = {name: 2 * e + epsilon for name, e in self._plain_errors[group].items()}
@@ -74,11 +74,12 @@ def _exact(op: str, problem: Problem) -> Results:
             lambda x: x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x,
             (problem.params, problem.inputs),
         )
-        return _run(op, problem.exact, params, inputs)
+        return _run(op, problem, problem.exact, params, inputs)
 
 
-def _run(op: str, model: Any, params: Any, inputs: Any) -> Results:
-    outcome = jitted_step(model, op)(jax.tree.map(jnp.copy, params), *inputs)
+def _run(op: str, problem: Problem, model: Any, params: Any, inputs: Any) -> Results:
+    step = jitted_step(model, op, problem.learning_rate)
+    outcome = step(jax.tree.map(jnp.copy, params), *inputs)
     return _results(op, params, outcome)
 
 

@@ -17,6 +17,7 @@ from tjk.nn.cells import Scans
 from tjk.nn.layers import at_least_float32
 
 CHUNK = 64
+SOLVED_AT_ONCE = 16  # rows of a triangular system
 
 
 def linear_scan(a: Array, x: Array, *, reverse: bool) -> Array:
@@ -151,12 +152,19 @@ def _differences(total: Array) -> Array:
 def _solve(lower: Array, right: Array) -> Array:
     """(1 + lower)^-1 right, of strictly lower triangles (..., t, t).
 
-    By products, (1 - N)(1 + N^2)(1 + N^4)..., because `lax.linalg.triangular_solve` of so many
-    small systems is slow on a GPU, and hangs on a CPU in a gradient (jax 0.10.2).
+    By products, because `lax.linalg.triangular_solve` of so many small systems is slow on a GPU,
+    and hangs on a CPU in a gradient (jax 0.10.2): halves one after the other and, of few rows,
+    (1 - N)(1 + N^2)(1 + N^4)..., whose error grows with the number of rows.
     """
+    t = lower.shape[-1]
+    if t > SOLVED_AT_ONCE:
+        h = t // 2
+        first = _solve(lower[..., :h, :h], right[..., :h, :])
+        rest = right[..., h:, :] - lower[..., h:, :h] @ first
+        return jnp.concatenate((first, _solve(lower[..., h:, h:], rest)), axis=-2)
     power = -lower
     solved = right + power @ right
-    for _ in range(1, (lower.shape[-1] - 1).bit_length()):
+    for _ in range(1, (t - 1).bit_length()):
         power = power @ power
         solved = solved + power @ solved
     return solved

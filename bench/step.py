@@ -8,10 +8,8 @@ import jax.numpy as jnp
 from bench.case import Model
 from tjk.nn.layers import at_least_float32
 
-LEARNING_RATE = 1e-2
 
-
-def jitted_step(model: Model, op: str) -> jax.stages.Wrapped:
+def jitted_step(model: Model, op: str, learning_rate: float) -> jax.stages.Wrapped:
     """One jitted function of (params, *inputs).
 
     forward: the model's output. train_step: loss = mean(output^2), taken in float32, and the
@@ -28,9 +26,17 @@ def jitted_step(model: Model, op: str) -> jax.stages.Wrapped:
             return jnp.square(at_least_float32(model(params, *inputs))).mean()
 
         value, gradients = jax.value_and_grad(loss)(params)
-        return value, jax.tree.map(lambda p, g: p - LEARNING_RATE * g, params, gradients)
+        return value, jax.tree.map(lambda p, g: p - learning_rate * g, params, gradients)
 
     return jax.jit(train_step, donate_argnums=0)
+
+
+def disturbed(key: jax.Array, params: Any) -> Any:
+    """The parameters plus noise: one that starts at zero hides from a check what is before it."""
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(key, len(leaves))
+    noisy = [x + 0.02 * jax.random.normal(k, x.shape, x.dtype) for x, k in zip(leaves, keys)]
+    return jax.tree.unflatten(tree, noisy)
 
 
 def next_params(op: str, params: Any, outcome: Any) -> Any:

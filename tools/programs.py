@@ -9,6 +9,7 @@ requirements, and no driver: `make programs` sets that up.
 
 import argparse
 import dataclasses
+import functools
 import json
 import sys
 import time
@@ -23,7 +24,7 @@ from tqdm import tqdm
 
 from bench.case import DTYPES, OPS, Case, Selection
 from bench.step import jitted_step
-from bench.suites import SUITES, ssm
+from bench.suites import SUITES, key, ssm
 from tjk import executors
 from tools import hlo
 from tools.cards import CARDS, Card, target_config
@@ -38,7 +39,20 @@ DEFAULTS = {
         tokens=(1024, 4096),
         implementations=("tjk", "jax_xla"),
     ),
+    "diffusion": Selection(
+        full=True,
+        dtypes=("float32",),
+        tokens=(4096,),
+        implementations=("tjk", "jax_xla"),
+    ),
+    "unet": Selection(full=True, resolutions=(64,)),
     "ssm": Selection(full=True, dtypes=("float32",), implementations=("tjk", "jax_xla")),
+    "attention": Selection(
+        full=True,
+        dtypes=("bfloat16",),
+        tokens=(4096,),
+        implementations=("tjk", "tjk_flex", "jax_xla"),
+    ),
     "moe": Selection(full=True, tokens=(32768,), implementations=("tjk", "ragged_dot")),
 }
 
@@ -53,6 +67,8 @@ MAX_SHARE_SSM = 1 / 3
 MAX_LARGEST = 8
 # Of the mixture of experts' train_step: temporaries in relation to those of `jax.lax.ragged_dot`.
 MAX_SHARE = 0.5
+# Of every train_step of the other suites: temporaries in relation to those of plain JAX.
+MAX_SHARES = {"diffusion": 1 / 4, "attention": 1 / 20, "unet": 5 / 4}
 
 
 def compile_program(card: Card, case: Case) -> dict[str, Any]:
@@ -80,7 +96,8 @@ def compile_program(card: Card, case: Case) -> dict[str, Any]:
     )
     start = time.perf_counter()
     with executors.target(card.capability):
-        program = jitted_step(problem.measured, case["op"]).lower(*arguments).compile()
+        step = jitted_step(problem.measured, case["op"], problem.learning_rate)
+        program = step.lower(*arguments).compile()
     memory, text = program.memory_analysis(), program.as_text()
     return {
         **case,
@@ -205,7 +222,39 @@ def check_ssm(rows: list[dict[str, Any]]) -> list[str]:
     return wrong
 
 
-CHECKS = {"transformer": check_transformer, "ssm": check_ssm, "moe": check_moe}
+def check_share(suite: str, rows: list[dict[str, Any]]) -> list[str]:
+    """What is wrong with the train_steps of one of `MAX_SHARES`; empty if nothing."""
+    implementation, allowed = SUITES[suite].KEY, MAX_SHARES[suite]
+    cases: dict[tuple, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        if (row["suite"], row["op"]) == (suite, "train_step"):
+            case = key(row, without=(implementation,))
+            cases.setdefault(case, {})[row[implementation]] = row
+    wrong = [] if cases else ["not compiled: a train_step"]
+    for case, group in cases.items():
+        name = " ".join(str(value) for value in case[1:])
+        if "jax_xla" not in group or len(group) == 1:
+            wrong.append(f"not compiled: {name} of tjk and of jax_xla")
+            continue
+        theirs = group.pop("jax_xla")
+        for ours in group.values():
+            share = ours["temporary_bytes"] / theirs["temporary_bytes"]
+            if share > allowed:
+                wrong.append(
+                    f"temporaries of {name} are {share:.2f} of jax_xla's, at most {allowed} is"
+                    " allowed"
+                )
+            if not ours["triton_calls"]:
+                wrong.append(f"{name} launches no Triton kernel")
+    return wrong
+
+
+CHECKS = {
+    "transformer": check_transformer,
+    "ssm": check_ssm,
+    "moe": check_moe,
+    **{suite: functools.partial(check_share, suite) for suite in MAX_SHARES},
+}
 
 
 def _cases(options: argparse.Namespace) -> Iterator[Case]:
@@ -229,7 +278,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
                 "suite": " ".join((row["suite"], row.get("cell", ""))),
                 "implementation": row[SUITES[row["suite"]].KEY],
                 "dtype": row["dtype"],
-                "tokens": row["tokens"],
+                "size": row.get("tokens", row.get("resolution")),
                 "op": row["op"],
                 "temporary GiB": row["temporary_bytes"] / GIB,
                 "argument GiB": row["argument_bytes"] / GIB,

@@ -11,10 +11,15 @@ problem(case) -> the model with its parameters, inputs and references
 from types import ModuleType
 
 from bench.case import Case
-from bench.suites import attention, moe, ssm, transformer
+from bench.suites import attention, diffusion, moe, ssm, transformer, unet
 
-SUITES: dict[str, ModuleType] = {"transformer": transformer, "ssm": ssm, "moe": moe} | {
-    "attention": attention
+SUITES: dict[str, ModuleType] = {
+    "transformer": transformer,
+    "diffusion": diffusion,
+    "moe": moe,
+    "ssm": ssm,
+    "unet": unet,
+    "attention": attention,
 }
 
 

@@ -37,8 +37,8 @@ CAP = 50.0
 
 
 def cases(selection: Selection) -> Iterator[Case]:
-    """The selected part of the matrix; none of it by cell."""
-    if selection.cells:
+    """The selected part of the matrix; none of it by cell or resolution."""
+    if selection.cells or selection.resolutions:
         return
     lengths = dict.fromkeys(selection.tokens, OPS) or (FULL if selection.full else QUICK)
     batches = (BATCH,) if selection.full else (QUICK_BATCH,)

@@ -21,7 +21,7 @@ IMPLEMENTATIONS = ("tjk", "blocked", "ragged_dot")
 
 # Numbers of tokens: everything on a GPU, what takes three minutes on two CPU cores.
 FULL = (4096, 32768)
-QUICK = (4096,)
+QUICK = (2048,)
 EXPERTS = 8
 TOP_K = 2
 D_MODEL = 512
@@ -38,9 +38,10 @@ def cases(selection: Selection) -> Iterator[Case]:
     """The selected part of the matrix, in the order of the seed's file.
 
     d_hidden is twice d_model. Tokens do not see each other, so the suite has no batch: B sequences
-    of T are B T tokens. A selection by batch therefore takes none of its cases, nor one by cell.
+    of T are B T tokens. A selection by batch therefore takes none of its cases, nor one by cell or
+    resolution.
     """
-    if selection.batch or selection.cells:
+    if selection.batch or selection.cells or selection.resolutions:
         return
     for dtype, tokens, d_model, impl, op in product(
         selection.dtypes or DTYPES,

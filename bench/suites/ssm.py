@@ -27,7 +27,7 @@ CELLS = ("mamba", "ssd", "mamba2", "gdn", "lru")
 
 # Lengths and batches: everything on a GPU, what takes minutes on two CPU cores.
 FULL = (1024, 4096)
-QUICK = (1024,)
+QUICK = (512,)
 BATCH = 8
 QUICK_BATCH = 1
 MODEL_DIM = 128
@@ -53,7 +53,9 @@ DEFINITION = Scans(
 
 
 def cases(selection: Selection) -> Iterator[Case]:
-    """The selected part of the matrix, in the order of the seed's file."""
+    """The selected part of the matrix, in the seed's order; none of it by resolution."""
+    if selection.resolutions:
+        return
     batches = (BATCH,) if selection.full else (QUICK_BATCH,)
     for dtype, tokens, batch, model_dim, cell, impl, op in product(
         selection.dtypes or DTYPES,

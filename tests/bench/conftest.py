@@ -32,10 +32,11 @@ def row_of(case, median=2.0):
         "compile_s": 0.5,
         "inner": 3,
         "median_ms": median,
-        "q1_ms": median - 0.1,
-        "q3_ms": median + 0.1,
-        "samples_ms": [median - 0.1, median, median + 0.1],
+        "q1_ms": 0.99 * median,
+        "q3_ms": 1.01 * median,
+        "samples_ms": [0.99 * median, median, 1.01 * median],
         "path": "xla",
+        "peak_memory_bytes": 1000,
         "check_of": "output",
         "check_error": 1e-7,
         "check_bound": 1e-6,
@@ -52,9 +53,9 @@ def measured(monkeypatch):
     """Replaces the measuring; the list fills with the (case, samples) that were asked for."""
     asked = []
 
-    def measure(case, samples, checker):
-        asked.append((case, samples))
-        return row_of(case)
+    def measure(cases, samples, checker):
+        asked.extend((case, samples) for case in cases)
+        return [row_of(case) for case in cases]
 
     monkeypatch.setattr(bench.__main__, "measure", measure)
     return asked

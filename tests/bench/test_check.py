@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.check import Checker, CheckFailed, judge
-from bench.step import LEARNING_RATE, jitted_step, one_by_one
+from bench.step import jitted_step, one_by_one
 from bench.suites import moe, transformer
 from tjk.ops.moe import reference
 
@@ -24,7 +24,8 @@ def checker():
 
 
 def outcome_of(problem, op, model):
-    return jitted_step(model, op)(jax.tree.map(jnp.copy, problem.params), *problem.inputs)
+    step = jitted_step(model, op, problem.learning_rate)
+    return step(jax.tree.map(jnp.copy, problem.params), *problem.inputs)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -160,14 +161,14 @@ def test_train_step_is_gradient_descent_on_the_mean_square():
         return params["w"] * x
 
     x = jnp.asarray([1.0, 2.0, 3.0])
-    loss, params = jitted_step(model, "train_step")({"w": jnp.asarray(2.0)}, x)
+    loss, params = jitted_step(model, "train_step", 0.1)({"w": jnp.asarray(2.0)}, x)
     assert float(loss) == pytest.approx(4 * 14 / 3)
-    assert float(params["w"]) == pytest.approx(2 - LEARNING_RATE * 2 * 2 * 14 / 3)
+    assert float(params["w"]) == pytest.approx(2 - 0.1 * 2 * 2 * 14 / 3)
 
 
 def test_train_step_donates_its_parameters():
     params = {"w": jnp.ones((4,))}
-    jitted_step(lambda params, x: params["w"] * x, "train_step")(params, jnp.ones((4,)))
+    jitted_step(lambda params, x: params["w"] * x, "train_step", 0.1)(params, jnp.ones((4,)))
     assert params["w"].is_deleted()
 
 

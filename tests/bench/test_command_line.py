@@ -1,5 +1,7 @@
 """`python -m bench`: every option, what survives a kill, and exit statuses."""
 
+import collections
+import errno
 import json
 import os
 import subprocess
@@ -20,6 +22,9 @@ SEED = ROOT / "bench" / "baselines" / "rtx3090_probjax.json"
 pytestmark = pytest.mark.usefixtures("two_blocks")
 
 CASE_FIELDS = ("suite", *transformer.FIELDS)
+# The seed has ssm in float32 only, and one implementation of ssm and unet.
+FULL = 42 + 42 + 24 + 20 * 4 + 8 * 2 + 192
+QUICK = {"transformer": 21, "diffusion": 14, "moe": 12, "ssm": 40, "unet": 8, "attention": 32}
 TINY = ["--tokens", "8", "--batch", "1", "--model-dim", "16", "--samples", "2"]
 
 
@@ -93,7 +98,8 @@ def test_run_measures_writes_and_reports(make_row, tmp_path, capsys):
     ]
     printed = capsys.readouterr()
     assert "geometric mean of the speedups over jax_xla" in printed.out
-    assert f"[1] none of these cases is in {SEED}" in printed.out
+    assert f"Theirs: NVIDIA GeForce RTX 3090, {SEED}" in printed.out
+    assert "0 of 42 rows of theirs have a time in ours, too" in printed.out
     assert "4/4" in printed.err
 
     assert (len(table_of(seed)), len(table_of(document))) == (42, 4)
@@ -128,24 +134,24 @@ def test_run_of_the_moe_suite(make_row, tmp_path, capsys):
         assert [type(row[key]) for key in seed_row] == [type(value) for value in seed_row.values()]
     printed = capsys.readouterr().out
     assert "geometric mean of the speedups over blocked" in printed
-    assert f"[1] none of these cases is in {SEED}" in printed
+    assert "0 of 8 rows of theirs have a time in ours, too" in printed
 
 
 def test_quick_matrix_is_the_default_on_a_cpu_and_full_is_asked_for(measured):
     main([])
-    assert len(measured) == 21 + 40 + 12 + 32
+    assert collections.Counter(case["suite"] for case, _ in measured) == QUICK
     measured.clear()
     main(["--quick"])
-    assert len(measured) == 21 + 40 + 12 + 32
+    assert len(measured) == sum(QUICK.values())
     measured.clear()
     main(["--full"])
-    assert len(measured) == 30 + 80 + 24
+    assert len(measured) == FULL
 
 
 def test_full_matrix_is_the_default_on_a_gpu(measured, monkeypatch):
     monkeypatch.setattr(bench.__main__.jax, "default_backend", lambda: "gpu")
     main([])
-    assert len(measured) == 30 + 80 + 24
+    assert len(measured) == FULL
 
 
 def test_options_that_select_may_be_repeated(measured):
@@ -185,13 +191,14 @@ def test_list_and_dry_run_measure_nothing(measured, tmp_path, capsys):
     assert "suite transformer: attention tjk, tjk_flex, jax_xla, jax_cudnn" in listed
     assert "full: 42 rows, tokens 256, 1024, 4096" in listed
     assert "suite moe: impl tjk, blocked, ragged_dot" in listed
-    assert "full: 24 rows, tokens 4096, 32768\n  quick: 12 rows, tokens 4096" in listed
+    assert "full: 24 rows, tokens 4096, 32768\n  quick: 12 rows, tokens 2048" in listed
     assert main(["--dry-run", "--out", str(path)]) == 0
     planned = capsys.readouterr().out.splitlines()
-    assert len(planned) == 21 + 40 + 12 + 32
+    assert len(planned) == sum(QUICK.values())
     assert planned[0] == "transformer tjk float32 256 8 256 forward: run"
-    assert planned[21 + 40] == "moe tjk float32 4096 8 2 512 1024 forward: run"
-    assert sum("skip (cuDNN needs an NVIDIA GPU" in line for line in planned) == 3 + 4
+    assert planned[21 + 14] == "moe tjk float32 2048 8 2 512 1024 forward: run"
+    assert "unet tjk float32 32 8 forward: run" in planned
+    assert sum("skip (cuDNN needs an NVIDIA GPU" in line for line in planned) == 3 + 2 + 4
     assert measured == []
     assert not path.exists()
 
@@ -207,22 +214,22 @@ def test_resume_runs_what_failed_or_is_missing(measured, tmp_path, capsys):
     measured.clear()
     assert main(["--out", str(path), "--resume", "--dry-run"]) == 0
     planned = capsys.readouterr().out.splitlines()
-    assert [line.split(": ")[-1] for line in planned[-105:]] == [
+    assert [line.split(": ")[-1] for line in planned[-len(kept) :]] == [
         "kept",
         "run",
         "run",
-        *["kept"] * 102,
+        *["kept"] * (len(kept) - 3),
     ]
     assert main(["--out", str(path), "--resume"]) == 0
     assert [case["op"] for case, _ in measured] == ["train_step", "forward"]
-    assert sorted(map(str, results(path))) == sorted(map(str, kept))
+    assert results(path) == kept
     assert all("error" not in row for row in results(path))
 
 
 def test_resume_of_a_missing_file_starts_one(measured, tmp_path):
     path = tmp_path / "out.json"
     assert main(["--out", str(path), "--resume"]) == 0
-    assert len(results(path)) == len(measured) == 21 + 40 + 12 + 32
+    assert len(results(path)) == len(measured) == sum(QUICK.values())
 
 
 def test_resume_continues_no_other_sizes(measured, tmp_path, capsys):
@@ -233,10 +240,24 @@ def test_resume_continues_no_other_sizes(measured, tmp_path, capsys):
     )
     assert "its config.d_model is 16, now it is 32" in complaint
     complaint = usage_error(capsys, "--model-dim", "16", "--out", path, "--resume")
-    assert (
-        "its config.suites is ['moe'], now it is ['transformer', 'ssm', 'moe', 'attention']"
-        in complaint
-    )
+    assert "its config.suites is ['moe'], now it is ['transformer', 'diffusion'" in complaint
+
+
+def test_full_disk_ends_the_run_and_keeps_the_file(measured, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "out.json"
+    synced = []
+
+    def fsync(descriptor):
+        synced.append(descriptor)
+        if len(synced) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert main(["--out", str(path)]) == 2
+    assert "cannot write" in (complaint := capsys.readouterr().err)
+    assert "No space left on device" in complaint
+    assert len(results(path)) == 6
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_files_that_cannot_be_used_stop_before_any_measuring(measured, tmp_path, capsys):
@@ -281,9 +302,9 @@ def test_wrong_options(measured, capsys, arguments, complaint):
     ],
 )
 def test_exit_status(monkeypatch, make_row, failing, status, capsys):
-    def measure(case, samples, checker):
-        error = failing.get(case["op"])
-        return make_row(case) if error is None else {**case, "error": error}
+    def measure(cases, samples, checker):
+        error = failing.get(cases[0]["op"])
+        return [make_row(case) if error is None else {**case, "error": error} for case in cases]
 
     monkeypatch.setattr(bench.__main__, "measure", measure)
     assert main([]) == status
@@ -302,21 +323,26 @@ def test_failing_case_does_not_stop_the_run(monkeypatch, tmp_path):
     path = tmp_path / "out.json"
     assert main([*TINY, "--suite", "transformer", "--dtype", "bfloat16", "--out", str(path)]) == 0
     reason = "RuntimeError: RESOURCE_EXHAUSTED: out of memory"
-    assert [row.get("error") for row in results(path)] == [reason, reason, None, reason, None, None]
-    assert ["median_ms" in row for row in results(path)] == [row == 2 for row in range(6)]
-    assert ["skipped" in row for row in results(path)] == [row >= 4 for row in range(6)]
+    assert [row.get("error") for row in results(path)] == [
+        *(reason, reason),  # tjk
+        *(None, reason),  # tjk_flex
+        *(None, reason),  # jax_xla
+        *(None, None),  # jax_cudnn
+    ]
+    assert ["median_ms" in row for row in results(path)] == [row in (2, 4) for row in range(8)]
+    assert ["skipped" in row for row in results(path)] == [row >= 6 for row in range(8)]
 
 
 def test_interrupt_keeps_the_rows(monkeypatch, make_row, tmp_path, capsys):
-    def measure(case, samples, checker):
-        if case["op"] == "train_step":
+    def measure(cases, samples, checker):
+        if cases[0]["op"] == "train_step":
             raise KeyboardInterrupt
-        return make_row(case)
+        return [make_row(case) for case in cases]
 
     monkeypatch.setattr(bench.__main__, "measure", measure)
     path = tmp_path / "out.json"
     assert main(["--out", str(path)]) == 130
-    assert len(results(path)) == 1
+    assert [row["attention"] for row in results(path)] == ["tjk", "tjk_flex", "jax_xla"]
     assert "--resume continues" in capsys.readouterr().err
 
 
@@ -327,14 +353,15 @@ import bench.__main__ as program
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
-def measure(case, samples, checker):
-    print(*case.values())
+def measure(cases, samples, checker):
+    for case in cases:
+        print(*case.values())
     if os.environ["DIES"] == "measuring" and case["tokens"] == 1024:
         die()
-    return {**case, "median_ms": 1.0}
+    return [{**case, "median_ms": 1.0} for case in cases]
 
 def fsync(descriptor):
-    if os.environ["DIES"] == "writing" and len(document["results"]) == 3:
+    if os.environ["DIES"] == "writing" and len(document["results"]) == 6:
         die()
 
 def write(path, given, write=program.store.write):
@@ -354,7 +381,7 @@ def run_program(path, *arguments, dies):
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize(("dies", "rows"), [("measuring", 4), ("writing", 2)])
+@pytest.mark.parametrize(("dies", "rows"), [("measuring", 6), ("writing", 3)])
 def test_file_survives_a_kill_and_resumes(tmp_path, dies, rows):
     path = tmp_path / "out.json"
     killed = run_program(path, dies=dies)
@@ -364,6 +391,6 @@ def test_file_survives_a_kill_and_resumes(tmp_path, dies, rows):
     assert resumed.returncode == 0, resumed.stderr
     suites = ("transformer ", "moe ")
     ran = [line for line in resumed.stdout.splitlines() if line.startswith(suites)]
-    assert len([line for line in ran if "(" not in line]) == 12 - rows
-    assert len(results(path)) == 12
+    assert len([line for line in ran if "(" not in line]) == 15 - rows
+    assert len(results(path)) == 15
     assert os.listdir(tmp_path) == ["out.json"]

@@ -1,4 +1,4 @@
-"""One case -> one row, and what becomes of a case that cannot be measured."""
+"""Cases -> rows, and what becomes of a case that cannot be measured."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ import pytest
 
 from bench import measure as measure_module
 from bench.check import Checker
-from bench.measure import calls_per_sample, measure
+from bench.measure import Timed, calls_per_sample, measure
 from bench.suites import transformer
 
 pytestmark = pytest.mark.usefixtures("two_blocks")
@@ -35,8 +35,13 @@ def replaced(monkeypatch, **changes):
     monkeypatch.setattr(transformer, "problem", problem)
 
 
+def row_of(case, samples=2):
+    (row,) = measure([case], samples, Checker())
+    return row
+
+
 def test_row_has_times_of_every_sample():
-    row = measure(CASE, 5, Checker())
+    row = row_of(CASE, 5)
     assert row | CASE == row
     assert row["finite"] is True
     assert row["path"] == "xla"
@@ -48,6 +53,22 @@ def test_row_has_times_of_every_sample():
     quartiles = np.percentile(row["samples_ms"], (25, 50, 75))
     assert [row["q1_ms"], row["median_ms"], row["q3_ms"]] == pytest.approx(quartiles.tolist())
     assert 0 <= row["check_error"] <= row["check_bound"]
+    params_and_x = 4 * (row["params"] + 8 * 16)
+    assert row["peak_memory_bytes"] >= params_and_x + 4 * 8 * 16
+
+
+def test_memory_that_is_not_reported_is_no_key():
+    class Step:
+        def memory_analysis(self):
+            return None
+
+    assert measure_module._memory(Step()) == {}
+
+
+def test_donated_parameters_count_once():
+    forward, train_step = (row_of({**CASE, "op": op}) for op in ("forward", "train_step"))
+    twice = 2 * 4 * train_step["params"]
+    assert train_step["peak_memory_bytes"] < forward["peak_memory_bytes"] + twice
 
 
 def test_failing_case_is_a_row_with_its_error(monkeypatch):
@@ -55,13 +76,13 @@ def test_failing_case_is_a_row_with_its_error(monkeypatch):
         raise MemoryError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 24.72GiB")
 
     replaced(monkeypatch, measured=fails)
-    row = measure(CASE, 2, Checker())
+    row = row_of(CASE)
     reason = "MemoryError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 24.72GiB"
     assert row == {**CASE, "params": row["params"], "error": reason}
 
 
 def test_case_without_a_model_is_a_row_with_its_error():
-    row = measure({**CASE, "dtype": "float33"}, 2, Checker())
+    row = row_of({**CASE, "dtype": "float33"})
     assert row["error"].startswith("TypeError: ")
     assert not TIMES & row.keys()
 
@@ -71,26 +92,51 @@ def test_no_time_without_a_passing_check(monkeypatch):
         return 2 * x
 
     replaced(monkeypatch, measured=wrong)
-    monkeypatch.setattr(measure_module, "_time", lambda *_: pytest.fail("it was timed"))
-    row = measure(CASE, 2, Checker())
+    monkeypatch.setattr(Timed, "call", lambda self: pytest.fail("it was timed"))
+    row = row_of(CASE)
     assert row["error"].startswith("CheckFailed: output: error ")
     assert not TIMES & row.keys()
 
 
 def test_values_that_stop_being_finite_while_timed_fail(monkeypatch):
-    not_finite = (1, [1.0], jnp.asarray([1.0, jnp.inf]))
-    monkeypatch.setattr(measure_module, "_time", lambda *_: not_finite)
-    row = measure(CASE, 2, Checker())
+    def call(self):
+        self.outcome = jnp.asarray([1.0, jnp.inf])
+        return 0.1
+
+    monkeypatch.setattr(Timed, "call", call)
+    row = row_of(CASE)
     assert row["error"] == "CheckFailed: a value is not finite after the timed calls"
     assert not TIMES & row.keys()
 
 
+def test_implementations_take_turns_and_one_that_fails_leaves_them(monkeypatch):
+    called = []
+
+    def call(self):
+        name = self.measured["attention"]
+        called.append(name)
+        if called.count(name) == 3 and name == "jax_xla":
+            raise MemoryError("gone")
+        return 0.05 * len(called)  # one call a sample
+
+    monkeypatch.setattr(Timed, "call", call)
+    names = ("tjk", "jax_xla", "tjk_flex")
+    cases = [{**CASE, "attention": name} for name in names]
+    rows = measure(cases, 3, Checker())
+    assert [row["attention"] for row in rows] == list(names)
+    # Once each to see how many calls make a sample; jax_xla fails in the second round.
+    assert called == [*names, *names, *names, "tjk", "tjk_flex"]
+    assert rows[1] == {**cases[1], "params": rows[1]["params"], "error": "MemoryError: gone"}
+    assert rows[0]["samples_ms"] == pytest.approx([200.0, 350.0, 500.0])
+    assert rows[2]["samples_ms"] == pytest.approx([300.0, 450.0, 550.0])
+
+
 def test_cudnn_on_a_cpu_is_skipped(monkeypatch):
     case = {**CASE, "attention": "jax_cudnn", "dtype": "bfloat16"}
-    row = measure(case, 2, Checker())
+    row = row_of(case)
     assert row == {**case, "skipped": "cuDNN needs an NVIDIA GPU, the platform is cpu"}
     monkeypatch.setattr(transformer, "unavailable", lambda case, platform: None)
-    row = measure(case, 2, Checker())
+    row = row_of(case)
     # JAX says it in other words where its CUDA plugin is installed.
     assert row["error"].startswith("RuntimeError: cuDNN ")
     assert not TIMES & row.keys()
@@ -122,11 +168,12 @@ def test_every_call_of_a_sample_is_timed_and_train_steps_are_chained(monkeypatch
         given.append(params)
         return (x, params + 1) if op == "train_step" else x
 
+    timed = Timed({"op": op}, step, 0, (jnp.ones(()),), None, compile_s=0.0, facts={})
     # The clock advances by 10 ms between its two readings in each sample, whatever runs between:
     # one call first seems to take 10 ms, so 5 of them are asked for, then 2 ms, so 25 are.
-    inner, samples_ms, outcome = measure_module._time(step, op, 0, (jnp.ones(()),), 3)
-    assert inner == 25
-    assert samples_ms == pytest.approx([0.4] * 3)
+    timed.choose_inner()
+    assert timed.inner == 25
+    assert [timed.call() for _ in range(3)] == pytest.approx([0.4e-3] * 3)
     assert len(given) == 1 + 5 + 3 * 25
     assert given == (list(range(len(given))) if carried else [0] * len(given))
-    assert (outcome[1] == len(given)) if carried else (outcome == 1)
+    assert (timed.outcome[1] == len(given)) if carried else (timed.outcome == 1)

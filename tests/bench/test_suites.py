@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import bench
+from bench import attention_rows
 from bench.case import Selection
-from bench.suites import SUITES, attention, key, moe, ssm, transformer
+from bench.suites import SUITES, attention, diffusion, key, moe, ssm, transformer, unet
 from tjk.nn.moe import router_logits
 
 SEED = Path(bench.__file__).parent / "baselines" / "rtx3090_probjax.json"
@@ -18,10 +19,12 @@ NAMES_IN_SEED = {"tjk": "probjax_default", "tjk_flex": "probjax_flex"} | {
 }
 
 
-def test_full_matrix_is_the_seed_file_rows():
-    seed = [r for r in json.loads(SEED.read_text())["results"] if r["suite"] == "transformer"]
+@pytest.mark.parametrize("suite", [transformer, diffusion])
+def test_full_matrix_is_the_seed_file_rows(suite):
+    name = suite.__name__.split(".")[-1]
+    seed = [r for r in json.loads(SEED.read_text())["results"] if r["suite"] == name]
     for ours, theirs in NAMES_IN_SEED.items():
-        cases = transformer.cases(Selection(full=True, implementations=(ours,)))
+        cases = suite.cases(Selection(full=True, implementations=(ours,)))
         expected = [key(r, without=("attention",)) for r in seed if r["attention"] == theirs]
         assert [key(c, without=("attention",)) for c in cases] == expected
 
@@ -76,9 +79,9 @@ def test_full_moe_matrix_is_the_seed_file_rows():
     assert [key(c) for c in ours] == [key(r) for r in seed]
 
 
-def test_quick_moe_matrix_is_the_short_half():
+def test_quick_moe_matrix_is_shorter():
     full, quick = (list(moe.cases(Selection(full=full))) for full in (True, False))
-    assert quick == [c for c in full if c["tokens"] == 4096]
+    assert quick == [c | {"tokens": 2048} for c in full if c["tokens"] == 4096]
 
 
 def test_selection_replaces_the_sizes_of_moe_and_takes_none_by_batch():
@@ -138,7 +141,35 @@ def test_full_ssm_matrix_is_the_seed_file_rows_for_each_dtype():
 def test_quick_ssm_matrix_is_every_cell_on_one_short_sequence():
     cases = list(ssm.cases(Selection(full=False)))
     assert len(cases) == 2 * 2 * 2 * 5
-    assert {(c["tokens"], c["batch"]) for c in cases} == {(1024, 1)}
+    assert {(c["tokens"], c["batch"]) for c in cases} == {(512, 1)}
+
+
+def test_full_unet_matrix_is_the_seed_file_rows():
+    seed = [r for r in json.loads(SEED.read_text())["results"] if r["suite"] == "unet"]
+    for impl in ("tjk", "jax_xla"):
+        cases = unet.cases(Selection(full=True, implementations=(impl,)))
+        assert [key(c, ("impl",)) for c in cases] == [key(r, ("impl",)) for r in seed]
+
+
+def test_selection_by_resolution_leaves_the_other_suites_out():
+    selection = Selection(full=True, resolutions=(8,), batch=(2,))
+    chosen = {
+        (c["suite"], c["resolution"], c["batch"])
+        for s in SUITES.values()
+        for c in s.cases(selection)
+    }
+    assert chosen == {("unet", 8, 2)}
+    for selection in ({"tokens": (16,)}, {"model_dim": (8,)}, {"cells": ("lru",)}):
+        assert not list(unet.cases(Selection(full=True, **selection)))
+
+
+@pytest.mark.parametrize(("suite", "count"), [(diffusion, 5_817_896), (unet, 2_803_968)])
+def test_problem_of_noisy_parameters_has_the_seed_parameter_count(suite, count):
+    case = next(iter(suite.cases(Selection(full=True))))
+    params = jax.eval_shape(lambda: vars(suite.problem(case))["params"])
+    assert sum(x.size for x in jax.tree.leaves(params)) == count
+    small = case | ({"resolution": 8} if suite is unet else {"tokens": 8}) | {"batch": 2}
+    assert all((x != 0).all() for x in jax.tree.leaves(suite.problem(small).params))
 
 
 def test_selection_by_cell_leaves_the_other_suites_out():
@@ -215,7 +246,7 @@ def test_heads_are_64_wide_where_that_divides(width, heads):
         lambda: transformer.problem(case_of(tokens=2, batch=1, model_dim=width)).params
     )
     assert params["block_0"]["mlp_in"]["weight"].shape == (width, 4 * width)
-    assert transformer._heads(width) == heads
+    assert attention_rows.core(width) == {"width": width, "heads": heads, "mlp_width": 4 * width}
 
 
 @pytest.mark.parametrize("suite", SUITES.values(), ids=SUITES)

@@ -108,6 +108,30 @@ def test_temporaries_of_the_scans_are_linear_in_length():
         assert "grow 5.00 times from L=1024 to 4096, at most 4.2 is allowed" in message
 
 
+def _unet_rows(share: float, **ours) -> list[dict]:
+    row = {"suite": "unet", "dtype": "float32", "resolution": 64, "batch": 8, "op": "train_step"}
+    theirs = row | {"impl": "jax_xla", "temporary_bytes": 1000, "triton_calls": 0}
+    return [theirs, row | {"impl": "tjk", "temporary_bytes": int(1000 * share)} | ours]
+
+
+@pytest.mark.parametrize(
+    ("rows", "wrong"),
+    [
+        (_unet_rows(1.25, triton_calls=9), []),
+        (_unet_rows(1.26, triton_calls=9), ["float32 64 8 train_step are 1.26 of jax_xla's"]),
+        (_unet_rows(0.2, triton_calls=0), ["float32 64 8 train_step launches no Triton kernel"]),
+        (_unet_rows(0.2, triton_calls=9)[:1], ["not compiled: float32 64 8 train_step of tjk"]),
+        (_unet_rows(0.2, triton_calls=9)[1:], ["not compiled: float32 64 8 train_step of tjk"]),
+        ([], ["not compiled: a train_step"]),
+    ],
+)
+def test_check_by_share(rows, wrong):
+    found = programs.check_share("unet", rows)
+    assert len(found) == len(wrong)
+    for message, part in zip(found, wrong):
+        assert part in message
+
+
 @pytest.fixture
 def compiled(monkeypatch):
     """Replaces the compiling; the list fills with the cases that were asked for."""
