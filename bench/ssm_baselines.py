@@ -104,7 +104,7 @@ def gated_delta_rule(
         between = jnp.exp(_differences(total))  # (B, c, H, t, s)
         lower = jnp.tril(beta * product("bchtk,bchsk->bchts", k, k) * between, -1)
         right = jnp.concatenate((beta * v, beta * jnp.exp(total)[..., None] * k), axis=-1)
-        u, w = jnp.split(_solve(lower, right).astype(dtype), (v.shape[-1],), axis=-1)
+        u, w = jnp.split(_solve(lower, right), (v.shape[-1],), axis=-1)
         scores = (product("bchtk,bchsk->bchts", q, k) * between).astype(dtype)
         queries = (q * jnp.exp(total)[..., None]).astype(dtype)
         to_end = jnp.exp(total[..., -1:] - total)[..., None]
@@ -112,7 +112,7 @@ def gated_delta_rule(
 
         def step(S: Array, chunk: tuple[Array, ...]) -> tuple[Array, Array]:
             u, w, scores, queries, keys, decay = chunk
-            new = (u - product("bhtk,bhkv->bhtv", w, S.astype(dtype))).astype(dtype)
+            new = (u - product("bhtk,bhkv->bhtv", w, S)).astype(dtype)
             out = product("bhtk,bhkv->bhtv", queries, S.astype(dtype))
             out += product("bhts,bhsv->bhtv", scores, new)
             return decay[..., None, None] * S + product("bhtk,bhtv->bhkv", keys, new), out

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bench.ssm_baselines import CHUNK, SCANS
+from bench.ssm_baselines import CHUNK, SCANS, _solve
 from bench.suites.ssm import DEFINITION
 
 B, H, D = 2, 3, 6
@@ -66,3 +66,13 @@ def test_value_and_gradients_are_the_operations(op, reverse, L):
     both = zip(results(SCANS, op, L, reverse), results(DEFINITION, op, L, reverse), strict=True)
     for i, (x, right) in enumerate(both):
         np.testing.assert_allclose(x, right, rtol=1e-9, atol=1e-9 * np.abs(right).max(), err_msg=i)
+
+
+def test_triangular_systems_are_solved_to_a_few_roundings():
+    """Of keys as like each other as can be: the powers of 64 rows at once lost three digits."""
+    k = np.abs(draw(0, 16, CHUNK, 4))
+    k /= np.linalg.norm(k, axis=-1, keepdims=True)
+    lower, right = np.tril(k @ k.swapaxes(1, 2), -1), draw(1, 16, CHUNK, 3)
+    exact = np.linalg.solve(np.eye(CHUNK) + lower, right)
+    solved = _solve(jnp.float32(lower), jnp.float32(right))
+    assert np.abs(solved - exact).max() < 8 * 2.0**-23 * np.abs(exact).max()
