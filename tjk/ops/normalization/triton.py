@@ -10,8 +10,8 @@ from kernels_triton import group_norm as kernels
 from tjk import executors
 from tjk.launch import Launch
 
-# Elements that a program may hold where it has all positions: 64 each of 512 threads.
-_WHOLE = 32768
+# Elements that a program may hold where it has all positions: 32 each of 512 threads. 64 spill.
+_WHOLE = 16384
 # So few elements that a second launch would cost more than multiprocessors that have nothing to do.
 _SMALL = 4096
 # Elements of a tile where positions are cut into parts, and those of a part at least.
