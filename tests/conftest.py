@@ -1,6 +1,7 @@
 """Where the tests run: natively on a GPU, else in Triton's interpreter."""
 
 import concurrent.futures
+import gc
 import multiprocessing
 import os
 from collections.abc import Iterator
@@ -17,6 +18,17 @@ if not ON_GPU and multiprocessing.parent_process() is None:  # that is, not for 
     jax.config.update("jax_disable_most_optimizations", True)
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_mappings() -> Iterator[None]:
+    """XLA maps what it compiles into memory, about 50 mappings a test on a CPU.
+
+    A process may have 65530 on Linux, and XLA crashes where it gets no more (jaxlib 0.10.2).
+    """
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(params=["xla", "triton"], scope="session")
