@@ -34,7 +34,7 @@ bench: $(venv)/installed-bench
 	$(venv)/bin/python -m bench --out gpu_nn.json $(ARGS)
 
 test: lint
-	$(platform) $(venv)/bin/python -m pytest --quiet -n 2 $(ARGS)
+	$(platform) $(venv)/bin/python -m pytest --quiet -n 2 --dist loadfile $(ARGS)
 
 lint: $(venv)/installed-test
 	$(venv)/bin/ruff check --quiet
