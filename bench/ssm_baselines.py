@@ -129,13 +129,13 @@ def gated_delta_rule(
 def causal_conv1d(
     x: Array, weight: Array, bias: Array, *, activation: str | None, reverse: bool
 ) -> Array:
-    """x (B, L, D), weight (D, W): a sum of shifted arrays."""
+    """x (B, L, D), weight (D, W): a sum of shifted arrays, of which only the end is rounded."""
+    dtype, x, weight, bias = x.dtype, *map(at_least_float32, (x, weight, bias))
     (L, width), padding = (x.shape[1], weight.shape[1]), (weight.shape[1] - 1, 0)
     padded = jnp.pad(x, ((0, 0), padding[::-1] if reverse else padding, (0, 0)))
     taps = range(width)[::-1] if reverse else range(width)
-    y = sum(padded[:, i : i + L] * weight[:, j].astype(x.dtype) for i, j in enumerate(taps))
-    y = y + bias.astype(x.dtype)
-    return jax.nn.silu(y) if activation == "silu" else y
+    y = sum(padded[:, i : i + L] * weight[:, j] for i, j in enumerate(taps)) + bias
+    return (jax.nn.silu(y) if activation == "silu" else y).astype(dtype)
 
 
 def _then(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
