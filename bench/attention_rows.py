@@ -43,6 +43,8 @@ def cases(suite: str, selection: Selection, quick: Mapping[int, tuple[str, ...]]
         if attention == "jax_cudnn" and dtype == "float32":
             continue  # cuDNN's attention takes 16-bit operands only
         for op in ops:
+            if not selection.takes(dtype, op):
+                continue
             yield {
                 "suite": suite,
                 "attention": attention,

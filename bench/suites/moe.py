@@ -50,6 +50,8 @@ def cases(selection: Selection) -> Iterator[Case]:
         [i for i in IMPLEMENTATIONS if i in (selection.implementations or IMPLEMENTATIONS)],
         OPS,
     ):
+        if not selection.takes(dtype, op):
+            continue
         yield {
             "suite": "moe",
             "impl": impl,

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("two_blocks")
 CASE_FIELDS = ("suite", *transformer.FIELDS)
 # The seed has ssm in float32 only, and one implementation of ssm and unet.
 FULL = 42 + 42 + 24 + 20 * 4 + 8 * 2 + 192
-QUICK = {"transformer": 21, "diffusion": 14, "moe": 12, "ssm": 40, "unet": 8, "attention": 32}
+QUICK = {"transformer": 17, "diffusion": 10, "moe": 9, "ssm": 30, "unet": 6, "attention": 32}
 TINY = ["--tokens", "8", "--batch", "1", "--model-dim", "16", "--samples", "2"]
 
 
@@ -191,7 +191,7 @@ def test_list_and_dry_run_measure_nothing(measured, tmp_path, capsys):
     assert "suite transformer: attention tjk, tjk_flex, jax_xla, jax_cudnn" in listed
     assert "full: 42 rows, tokens 256, 1024, 4096" in listed
     assert "suite moe: impl tjk, blocked, ragged_dot" in listed
-    assert "full: 24 rows, tokens 4096, 32768\n  quick: 12 rows, tokens 2048" in listed
+    assert "full: 24 rows, tokens 4096, 32768\n  quick: 9 rows, tokens 2048" in listed
     assert main(["--dry-run", "--out", str(path)]) == 0
     planned = capsys.readouterr().out.splitlines()
     assert len(planned) == sum(QUICK.values())

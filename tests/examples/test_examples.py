@@ -1,0 +1,39 @@
+"""Each example, at a tiny size: it learns, and ends with a picture."""
+
+import importlib
+
+import jax
+import pytest
+from matplotlib import image
+
+TINY = {
+    "text": ("--width=16", "--blocks=1", "--length=16", "--sample=8", "--batch=4"),
+    "diffusion": ("--width=16", "--blocks=1", "--sampling-steps=2", "--batch=8"),
+    "copying --model=moe": ("--width=16", "--count=3", "--batch=32"),
+    "copying --model=ssm": ("--width=16", "--count=3", "--batch=32", "--cell=lru"),
+    "flax_nnx": ("--width=16", "--length=4", "--batch=16"),
+    "equinox_module": ("--width=8", "--length=16", "--batch=8"),
+}
+# What has to fall or rise, and the value where nothing has been learned.
+LEARNS = {
+    "text": lambda reached: reached["training bits"] < 6,  # of 6.6 for equal probabilities
+    "diffusion": lambda reached: reached["energy distance of samples"] > 0,
+    "copying --model=moe": lambda reached: reached["right answers"] > 0.14,
+    "copying --model=ssm": lambda reached: reached["right answers"] > 0.14,
+    "flax_nnx": lambda reached: reached["right values"] > 0.1,
+    "equinox_module": lambda reached: reached["error"] < 2,
+}
+
+
+@pytest.mark.parametrize("command", TINY)
+def test_example(command, tmp_path, capsys):
+    name, *arguments = command.split()
+    out = tmp_path / "picture.png"
+    main = importlib.import_module(f"examples.{name}").main
+    with jax.numpy_dtype_promotion("standard"):  # optax is not written for "strict"
+        reached = main([*arguments, *TINY[command], "--steps=30", f"--out={out}"])
+    assert LEARNS[command](reached), reached
+    assert image.imread(out).ndim == 3
+    printed = capsys.readouterr().out
+    assert all(f"{key}: {value:.3f}" in printed for key, value in reached.items())
+    assert str(out) in printed
