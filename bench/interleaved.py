@@ -34,14 +34,19 @@ def gradient(function: Callable[..., jax.Array], argnums: Sequence[int]) -> jax.
 
 
 def median_milliseconds(
-    functions: Sequence[Callable[..., Any]], inputs: tuple[jax.Array, ...], samples: int
+    functions: Sequence[Callable[..., Any]],
+    inputs: tuple[jax.Array, ...],
+    samples: int,
+    calls: int = 1,
 ) -> list[float]:
-    """The median of each function's calls, after one that compiles."""
+    """The median of each function's samples of so many calls in a row, after one that compiles."""
     times: list[list[float]] = [[] for _ in functions]
     for sample in range(samples + 1):
         for function, milliseconds in zip(functions, times):
             start = time.perf_counter()
-            jax.block_until_ready(function(*inputs))
+            for _ in range(calls):
+                outputs = function(*inputs)
+            jax.block_until_ready(outputs)
             if sample:
-                milliseconds.append(1e3 * (time.perf_counter() - start))
+                milliseconds.append(1e3 * (time.perf_counter() - start) / calls)
     return [statistics.median(milliseconds) for milliseconds in times]

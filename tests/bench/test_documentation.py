@@ -27,6 +27,9 @@ def test_readme_examples_run():
     exec(examples[3], names)
     assert names["y"].shape == (2, 128, 64)
     assert names["token"].shape == (2, 64)
+    exec(examples[4], names)
+    assert names["y"].shape == (2, 128, 4, 32)
+    assert names["token"].shape == (2, 1, 4, 32)
     assert all(len([line for line in e.splitlines() if line]) <= 15 for e in examples)
 
 
