@@ -70,7 +70,7 @@ def train(
 def finish(figure: Figure, out: Path, reached: dict[str, float]) -> dict[str, float]:
     """Prints what was reached, writes the picture and says where."""
     for name, value in reached.items():
-        print(f"{name}: {value:.3f}")
+        print(f"{name}: {value:.3g}")
     figure.savefig(out, dpi=120)
     print(f"picture: {out}")
     return reached

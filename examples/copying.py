@@ -118,11 +118,11 @@ def loads(params: dict, options: argparse.Namespace, tokens: Array) -> np.ndarra
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     """Trains, asks and draws; returns what it reached."""
     parser = common.parser(
-        __doc__.splitlines()[0], out="copying.png", steps=600, batch=64, learning_rate=4e-3
+        __doc__.splitlines()[0], out="copying.png", steps=600, batch=64, learning_rate=1e-2
     )
     parser.add_argument("--model", choices=("moe", "ssm"), default="ssm")
     parser.add_argument("--cell", choices=ssm.CELLS, default="gdn", help="of ssm")
-    parser.add_argument("--count", type=int, default=16, help="symbols to copy")
+    parser.add_argument("--count", type=int, default=8, help="symbols to copy")
     parser.add_argument("--width", type=int, default=64, help="of the residual stream")
     options = parser.parse_args(arguments)
     count = options.count

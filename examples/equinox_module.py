@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     one.plot(np.asarray(expected[0]), color="gray", linestyle="--", label="to remember")
     one.plot(np.asarray(output[0]), label="output")
     one.set(xlabel="position")
-    one.legend(loc="upper right", ncols=4)
+    one.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4)
     reached = {
         "error of the best constant": float(jnp.var(expected)),
         "error": float(jnp.square(output - expected).mean()),

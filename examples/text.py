@@ -77,10 +77,10 @@ def continuation(
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     """Trains, samples and draws; returns what it reached."""
     parser = common.parser(
-        __doc__.splitlines()[0], out="text.png", steps=400, batch=16, learning_rate=4e-3
+        __doc__.splitlines()[0], out="text.png", steps=600, batch=16, learning_rate=8e-3
     )
     parser.add_argument("--width", type=int, default=128, help="of the residual stream")
-    parser.add_argument("--blocks", type=int, default=3, help="of the transformer")
+    parser.add_argument("--blocks", type=int, default=2, help="of the transformer")
     parser.add_argument("--length", type=int, default=128, help="characters of a sequence")
     parser.add_argument("--sample", type=int, default=300, help="characters to sample at the end")
     options = parser.parse_args(arguments)

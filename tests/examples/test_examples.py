@@ -35,5 +35,5 @@ def test_example(command, tmp_path, capsys):
     assert LEARNS[command](reached), reached
     assert image.imread(out).ndim == 3
     printed = capsys.readouterr().out
-    assert all(f"{key}: {value:.3f}" in printed for key, value in reached.items())
+    assert all(f"{key}: {value:.3g}" in printed for key, value in reached.items())
     assert str(out) in printed
