@@ -107,7 +107,8 @@ def check(
             visible = mask(*(jnp.asarray(x, jnp.int32) for x in np.ogrid[: shape.B, :N, :T, :S]))
 
         def score(logits, *at):
-            return make(array)(logits, *(x.astype(jnp.int32) for x in at))
+            modified = make(array)(logits, *(x.astype(jnp.int32) for x in at))
+            return modified.astype(logits.dtype)
 
         output, logsumexp = reference.attention(
             *(query, key, value, None, visible, None, None),
