@@ -11,8 +11,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.numerics import assert_within_budget
+from tjk import executors
 from tjk.ops import group_norm
 from tjk.ops.normalization import reference
+from tjk.ops.normalization.triton import tile_of
 
 NAMES = ("y", "d_x", "d_scale", "d_bias")
 
@@ -120,6 +122,17 @@ def test_shapes(implementation, shape, groups):
 )
 def test_any_shape(implementation, spatial, groups, width, dtype):
     check(Problem((2, *spatial, groups * width), groups), dtype, implementation)
+
+
+@pytest.mark.parametrize(("shape", "groups"), [((2, 2503, 8), 2), ((2, 5003, 12), 4)])
+def test_parts_of_several_tiles(monkeypatch, shape, groups):
+    """As where there are many more positions than multiprocessors; the last tile is not full."""
+    monkeypatch.setattr(executors, "multiprocessors", lambda: 1)
+    tile = tile_of(shape, groups, 4, 1, 1)
+    assert tile.length >= 2 * tile.block_s
+    assert tile.parts > 1
+    assert shape[1] % tile.length % tile.block_s
+    check(Problem(shape, groups), "float32", "triton")
 
 
 @pytest.mark.parametrize("shape", [(1, 40, 8), (1, 2500, 8)])
