@@ -14,14 +14,14 @@ TINY = {
     "flax_nnx": ("--width=16", "--length=4", "--batch=16"),
     "equinox_module": ("--width=8", "--length=16", "--batch=8"),
 }
-# What has to fall or rise, and the value where nothing has been learned.
+# What is reached only by learning: without a step these are 6.8, 0.69, 0.11, 0.14, 0.07 and 0.44.
 LEARNS = {
-    "text": lambda reached: reached["training bits"] < 6,  # of 6.6 for equal probabilities
-    "diffusion": lambda reached: reached["energy distance of samples"] > 0,
-    "copying --model=moe": lambda reached: reached["right answers"] > 0.14,
-    "copying --model=ssm": lambda reached: reached["right answers"] > 0.14,
-    "flax_nnx": lambda reached: reached["right values"] > 0.1,
-    "equinox_module": lambda reached: reached["error"] < 2,
+    "text": lambda reached: reached["held-out bits"] < 5.5,
+    "diffusion": lambda reached: reached["energy distance of samples"] < 0.2,
+    "copying --model=moe": lambda reached: reached["right answers"] > 0.5,
+    "copying --model=ssm": lambda reached: reached["right answers"] > 0.25,
+    "flax_nnx": lambda reached: reached["right values"] > 0.14,
+    "equinox_module": lambda reached: reached["error"] < 0.4,
 }
 
 

@@ -42,7 +42,7 @@ def _facts(arch, dtype, shape, **flags) -> list[dict]:
                 "name": launch.name,
                 "spill": binary.spill_bytes,
                 "registers": binary.registers,
-                "float64": len(re.findall(r"[._]f64\b", binary.assembly)),
+                "float64": binary.float64,
                 # Of a row of x or its gradient; a thread has four channels at least.
                 "wide loads": len(re.findall(r"ld\.global\S*\.v[42]\.b32", binary.assembly)),
             }
